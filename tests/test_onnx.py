@@ -49,6 +49,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "num_attention_heads": 4,
     },
     "mpnet": {**_SIZES, "model_type": "mpnet"},
+    "neobert": {**_SIZES, "model_type": "neobert"},
+    "deberta-v2": {
+        **{**_SIZES, "model_type": "deberta-v2", "relative_attention": True, "share_att_key": True},
+        **{"pos_att_type": "p2c|c2p", "norm_rel_ebd": "layer_norm", "position_buckets": 8},
+    },
     "nomic_bert": {**_SIZES, "model_type": "nomic_bert"},
     "gte": {**_SIZES, "model_type": "gte"},
     "t5": {

@@ -19,15 +19,31 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from irkit.core.ragged import Ragged
-from irkit.encoder.encoder_config import Pooling
+from irkit.encoder.encoder_config import Disentangled, Pooling
 from irkit.errors import BadValueError, MissingDependencyError
 
+_SCORES = 1 << 26  # padded scores with relative positions that are computed at once
 _WIDEST = 256  # heads of flash attention, whose widths are multiples of 8
 _NEEDS = (
     "attention='flash' needs a torch built with it, or flash-attn: docs/quickstart.md says how to install"
 )
 
 Backend = Literal["eager", "sdpa", "flash"]
+
+
+class PositionTerms(NamedTuple):
+    """Keys and queries of relative positions, whose products with queries and keys are added to the scores.
+
+    Attributes:
+        keys: ``(rows, heads, head_dim)``, multiplied by the queries of tokens.
+        queries: ``(rows, heads, head_dim)``, multiplied by the keys of tokens.
+        rows: ``(2 * n - 1,)`` rows of both by distance: number ``n - 1 + d`` for a key ``d`` tokens before
+            its query. Further distances are as the furthest.
+    """
+
+    keys: Tensor
+    queries: Tensor
+    rows: Tensor
 
 
 def attend(
@@ -39,6 +55,7 @@ def attend(
     window: int | None = None,
     causal: bool = False,
     bias: Tensor | None = None,
+    positions: PositionTerms | None = None,
     softcap: float | None = None,
     dropout: float = 0.0,
     pooling: Pooling | None = None,
@@ -56,6 +73,7 @@ def attend(
         causal: Whether no token attends to tokens after it.
         bias: ``(heads, 2 * n - 1)``, added to the scores: number ``n - 1 + d`` for a key ``d`` tokens after
             its query. No row is longer than ``n``. None is no bias.
+        positions: Products with relative positions that are added to the products of queries and keys.
         softcap: Scores are bent to this limit, ``softcap * tanh(score / softcap)``; None leaves them.
         dropout: Probability of dropping an attention weight.
         pooling: Pooling that shortened the queries: ``window`` then counts from the middle of the tokens
@@ -67,7 +85,13 @@ def attend(
     reach = max(query.max_length, key.max_length) + (pooling.kernel if pooling else 0)
     if window is not None and reach <= window + 1:
         window = None
-    rules = _Rules(window, causal, bias, softcap, pooling)
+    rules = _Rules(window, causal, bias, softcap, pooling, positions)
+    if positions is not None:  # a few rows at a time: their padded scores take memory
+        function = _eager if backend == "eager" or softcap is not None else F.scaled_dot_product_attention
+        size = max(1, _SCORES // (query.values.shape[1] * max(reach, 1) ** 2))
+        rows = [slice(i, i + size) for i in range(0, len(query), size)]
+        done = [_padded(query[row], key[row], value[row], rules, dropout, function) for row in rows]
+        return torch.cat(done) if len(done) > 1 else done[0] if done else query.values
     # what only the written-out formula can do; then what only a padded function can
     alike = query.lengths is key.lengths or torch.equal(query.lengths, key.lengths)
     apart = pooling is not None or not alike
@@ -84,8 +108,8 @@ def attend(
         packed = (query.values, key.values, value.values, query.offsets, key.offsets)
         return ragged_attention(*packed, window, dropout, causal=causal, bias=bias)
     if query.device.type == "cpu":  # a row at a time: padded biases of all rows would take far more memory
-        rows = [slice(i, i + 1) for i, length in enumerate(query.lengths.tolist()) if length]
-        parts = ((query[row], key[row], value[row]) for row in rows)
+        lone = [slice(i, i + 1) for i, length in enumerate(query.lengths.tolist()) if length]
+        parts = ((query[row], key[row], value[row]) for row in lone)
         fused = F.scaled_dot_product_attention
         return torch.cat([query.values[:0], *(_padded(*part, rules, dropout, fused) for part in parts)])
     return _padded(query, key, value, rules, dropout, F.scaled_dot_product_attention)
@@ -99,6 +123,7 @@ class _Rules(NamedTuple):
     bias: Tensor | None
     softcap: float | None
     pooling: Pooling | None
+    positions: PositionTerms | None
 
 
 def check_lengths(tokens: Ragged, most: int | None) -> None:
@@ -184,6 +209,36 @@ def alibi_bias(heads: int, longest: int, device: torch.device | None = None) -> 
     return -torch.tensor(slopes, device=device)[:, None] * distances
 
 
+def distance_rows(settings: Disentangled, longest: int, device: torch.device | None = None) -> Tensor:
+    """Return the rows ``(2 * longest - 1,)`` of relative positions from ``1 - longest`` to ``longest - 1``.
+
+    There are ``2 * settings.span`` rows; a distance is positive if the key is before its query.
+
+    Source: DeBERTa-v2, whose buckets grow with the logarithm of the distance.
+    """
+    distances = torch.arange(1 - longest, longest, device=device)
+    if settings.buckets:
+        near = settings.buckets // 2
+        apart = distances.abs().clamp(min=near)
+        whole = torch.tensor((settings.furthest - 1) / near, device=device)  # float32, as the source has it
+        grown = torch.log(apart / near) / torch.log(whole) * (near - 1)
+        far = grown.ceil().long() + near
+        distances = torch.where(apart <= near, distances, far * distances.sign())
+    return (distances + settings.span).clamp(0, 2 * settings.span - 1)
+
+
+def _position_scores(q: Tensor, k: Tensor, terms: PositionTerms) -> Tensor:
+    """Return the products ``(n, heads, queries, keys)`` of tokens and positions, over ``sqrt(d)``."""
+    places = [torch.arange(x.shape[2], device=x.device) for x in (q, k)]
+    furthest = len(terms.rows) // 2
+    apart = (places[0][:, None] - places[1]).clamp(-furthest, furthest)
+    rows = terms.rows[apart + furthest].expand(*q.shape[:2], -1, -1)
+    to_positions = q @ terms.keys.permute(1, 2, 0)
+    from_positions = k @ terms.queries.permute(1, 2, 0)
+    scores = to_positions.gather(-1, rows) + from_positions.gather(-1, rows.mT).mT
+    return scores / q.shape[-1] ** 0.5
+
+
 def _padded(
     query: Ragged, key: Ragged, value: Ragged, rules: _Rules, dropout: float, function: Callable[..., Tensor]
 ) -> Tensor:
@@ -191,7 +246,8 @@ def _padded(
     if key.values.shape[1] != query.values.shape[1]:  # a copy of each head for each head of queries
         times = query.values.shape[1] // key.values.shape[1]
         key, value = (x.with_values(x.values.repeat_interleave(times, dim=1)) for x in (key, value))
-    positioned = rules.window is not None or rules.causal or rules.bias is not None
+    biased = rules.bias is not None or rules.positions is not None
+    positioned = rules.window is not None or rules.causal or biased
     if not positioned and _equally_long(query) and _equally_long(key):  # nothing to pad, nothing to mask
         whole = (x.values.view(len(x), -1, *x.values.shape[1:]).transpose(1, 2) for x in (query, key, value))
         return function(*whole, attn_mask=None, **options).transpose(1, 2).flatten(0, 1)
@@ -215,8 +271,11 @@ def _padded(
         blind = ~mask.any(-1, keepdim=True)  # what is out of reach of all keys, and padding
         mask[..., :1] |= blind
         if rules.bias is not None:
-            biases = rules.bias[:, distance + rules.bias.shape[1] // 2].to(q.dtype)
-            mask = biases[None].masked_fill(~mask, float("-inf"))
+            biases = rules.bias[:, distance + rules.bias.shape[1] // 2].to(q.dtype)[None]
+        if rules.positions is not None:
+            biases = _position_scores(q, k, rules.positions)
+        if biased:
+            mask = biases.masked_fill(~mask, float("-inf"))
     out = function(q, k, v, attn_mask=mask, **options)
     if positioned:
         out = out.masked_fill(blind, 0)

@@ -1,6 +1,7 @@
-"""The families BERT, RoBERTa and DistilBERT, post-norm with learned positions; and ModernBERT.
+"""The families BERT, RoBERTa and DistilBERT, post-norm with learned positions; ModernBERT and NeoBERT.
 
-ModernBERT is pre-norm and has rotary positions, gated feed-forward blocks and local attention.
+ModernBERT and NeoBERT are pre-norm and have rotary positions and gated feed-forward blocks; ModernBERT has
+local attention. The code that was published with NeoBERT is never run.
 """
 
 from __future__ import annotations
@@ -167,6 +168,34 @@ def _modernbert_masked_lm(settings: Settings) -> MaskedLM:
     return MaskedLM("ModernBertForMaskedLM", names, act, float(settings.get("norm_eps", 1e-5)))
 
 
+def _neobert_config(settings: Settings) -> EncoderConfig:
+    for key, value in {"rope": True, "hidden_act": "swiglu", "swiglu_packed": True}.items():
+        if settings.get(key, value) != value:
+            raise ConfigError(f"{key} {settings[key]!r:.60}")
+    layer = LayerConfig(
+        hidden_size=settings["hidden_size"],
+        num_heads=settings["num_attention_heads"],
+        intermediate_size=-(-(2 * settings["intermediate_size"] // 3) // 8) * 8,  # two thirds, in eights
+        rotary_base=10_000.0,
+    )
+    dropout = settings.get("dropout", 0.0)
+    return EncoderConfig(
+        vocab_size=settings["vocab_size"],
+        layers=(layer,) * count_layers(settings),
+        embedding_norm=False,
+        norm="rms" if settings.get("rms_norm", True) else "layer",
+        norm_location="pre",
+        norm_eps=settings.get("norm_eps", 1e-6),
+        attention_bias=False,
+        mlp_bias=False,
+        activation="silu",
+        gated=True,
+        rotary_interleaved=True,
+        attention_dropout=dropout,
+        hidden_dropout=dropout,
+    )
+
+
 BERT = Family(
     _bert_config,
     _BERT_WEIGHTS,
@@ -230,4 +259,20 @@ MODERNBERT = Family(
     ("model.",),
     ("head.", "decoder.", "classifier.", "drop.", "linear."),
     _modernbert_masked_lm,
+)
+NEOBERT = Family(
+    _neobert_config,
+    {
+        "embeddings.word": "encoder",
+        "final_norm": "layer_norm",
+        "layers.qkv": "transformer_encoder.{}.qkv",
+        "layers.out": "transformer_encoder.{}.wo",
+        "layers.attention_norm": "transformer_encoder.{}.attention_norm",
+        "layers.up": "transformer_encoder.{}.ffn.w12",
+        "layers.down": "transformer_encoder.{}.ffn.w3",
+        "layers.mlp_norm": "transformer_encoder.{}.ffn_norm",
+    },
+    ("model.",),
+    ("decoder.", "classifier.", "dense."),
+    alternating=True,
 )

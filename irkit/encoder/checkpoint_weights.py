@@ -114,6 +114,19 @@ def export_weights(
     return result
 
 
+def swap_heads(weight: Tensor, first: int, second: int) -> Tensor:
+    """Return the rows of ``weight``, in ``first`` groups of ``second`` parts, as ``second`` groups.
+
+    Families whose query, key and value alternate head by head are changed by ``(heads, 3)`` to one matrix
+    after the other, and back by ``(3, heads)``.
+
+    Examples:
+        >>> swap_heads(torch.tensor([[1], [2], [3], [4]]), 2, 2).flatten().tolist()
+        [1, 3, 2, 4]
+    """
+    return weight.unflatten(0, (first, second, -1)).transpose(0, 1).flatten(0, 2)
+
+
 def find_prefix(tensors: Mapping[str, Tensor], names: NameMap, family: Family) -> str:
     """Return the prefix, such as ``"bert."``, of the encoder's weights in a checkpoint; empty if none fits.
 

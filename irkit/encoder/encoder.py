@@ -13,8 +13,20 @@ from torch import Tensor, nn
 from irkit.config import read_json
 from irkit.core.ragged import Ragged
 from irkit.encoder.adapter import TransformersEncoder
-from irkit.encoder.attention import alibi_bias, check_lengths, pick_backend, relative_bias
-from irkit.encoder.checkpoint_weights import Undrawn, export_weights, find_prefix, import_weights
+from irkit.encoder.attention import (
+    alibi_bias,
+    check_lengths,
+    distance_rows,
+    pick_backend,
+    relative_bias,
+)
+from irkit.encoder.checkpoint_weights import (
+    Undrawn,
+    export_weights,
+    find_prefix,
+    import_weights,
+    swap_heads,
+)
 from irkit.encoder.encoder_config import Pooling
 from irkit.encoder.families import FAMILIES, encoder_config, family_of, schedule_settings
 from irkit.encoder.layers import Context, Embeddings, Layer, make_norm
@@ -81,6 +93,11 @@ class Encoder(nn.Module):
         relative = self.config.relative
         heads = self.config.layers[0].num_heads
         self.relative = nn.Embedding(relative.buckets, heads) if relative else None
+        if apart := self.config.disentangled:
+            self.relative = nn.Embedding(2 * apart.span, self.config.hidden_size)
+            self.relative_norm = (
+                make_norm(self.config, self.config.hidden_size) if apart.norm else nn.Identity()
+            )
         sizes = [layer.hidden_size for layer in self.config.layers]
         self.layers = nn.ModuleList(
             Layer(self.config, layer, size)
@@ -126,6 +143,9 @@ class Encoder(nn.Module):
         family, names, tensors = family_of(encoder.settings), encoder.names(), read_weights(directory)
         encoder.prefix = find_prefix(tensors, names, family)
         encoder.head_weights = import_weights(encoder, names, family, tensors, str(directory))
+        if family.alternating:
+            for layer in cast("list[Layer]", encoder.layers):
+                layer.qkv.weight.data = swap_heads(layer.qkv.weight.data, layer.layer.num_heads, 3)
         return encoder.to(dtype).eval()
 
     def save_pretrained(self, directory: str | Path) -> None:
@@ -136,12 +156,16 @@ class Encoder(nn.Module):
         """
         folder = Path(directory)
         folder.mkdir(parents=True, exist_ok=True)
-        parameters = dict(self.named_parameters())
+        parameters: dict[str, Tensor] = dict(self.named_parameters())
         settings = self.settings | {
             "dtype": str(next(iter(parameters.values())).dtype).removeprefix("torch.")
         }
         if any(settings.pop("pooling", None) or ()):
             settings |= {"model_type": _POOLED + self.family, "pooling": self.settings["pooling"]}
+        if family_of(self.settings).alternating:
+            heads = self.config.layers[0].num_heads
+            qkv = {name: swap_heads(w, 3, heads) for name, w in parameters.items() if ".qkv." in name}
+            parameters |= qkv
         weights = export_weights(parameters, self.names(), self.prefix, self.part_rows())
         write_weights(folder, weights | self.head_weights)
         (folder / "config.json").write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
@@ -269,10 +293,24 @@ class Encoder(nn.Module):
         if self.config.alibi:
             heads = self.config.layers[0].num_heads
             bias = alibi_bias(heads, max(tokens.max_length, 1), x.device).to(x.dtype)
-        context = Context(tokens, backend, attended, pooled, bias)
+        context = Context(tokens, backend, attended, pooled, bias, self.relative_positions(tokens.max_length))
         for layer in self.layers:
             x, context = layer(x, context)
         return context.rows.with_values(self.final_norm(x))
+
+    def relative_positions(self, longest: int) -> tuple[Tensor, Tensor] | None:
+        """Return the embeddings of relative positions that rows of up to ``longest`` tokens need.
+
+        Returns:
+            Embeddings ``(rows, hidden_size)``, normalised if configured, and the number of the row of each
+            distance, see `PositionTerms`; None if the encoder has no such embeddings.
+        """
+        settings = self.config.disentangled
+        if settings is None or self.relative is None:
+            return None
+        rows = distance_rows(settings, min(max(longest, 1), settings.furthest + 1))
+        first, last, table = int(rows[0]), int(rows[-1]), self.relative.weight
+        return self.relative_norm(table[first : last + 1]), (rows - first).to(table.device)
 
     def _initialise(self, deviation: float) -> None:
         for module in self.modules():

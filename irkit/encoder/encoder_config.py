@@ -140,6 +140,34 @@ class RelativeBias(Config):
     furthest: int = Field(default=128, ge=2)
 
 
+class Disentangled(Config):
+    """Settings of attention scores between tokens and relative positions, both ways (DeBERTa).
+
+    Attributes:
+        buckets: Number of buckets for each direction. Near distances have a bucket each, and buckets grow
+            with the distance. None: every distance has a bucket.
+        furthest: Distances from here on share the last bucket.
+        norm: Whether the embeddings of relative positions are normalised.
+
+    Source: He et al. 2021 (DeBERTa), section 3.1; He et al. 2023 (DeBERTaV3); buckets as in DeBERTa-v2.
+    """
+
+    buckets: int | None = Field(default=None, ge=4)
+    furthest: int = Field(ge=2, lt=1 << 20)
+    norm: bool = False
+
+    @property
+    def span(self) -> int:
+        """Number of buckets for each direction."""
+        return self.buckets or self.furthest
+
+    @model_validator(mode="after")
+    def _buckets_fit(self) -> Self:
+        if self.buckets and self.furthest <= self.buckets // 2 + 1:
+            raise ValueError(f"{self.buckets} buckets for distances below {self.furthest}")
+        return self
+
+
 class EncoderConfig(Config):
     """Settings of one transformer encoder.
 
@@ -163,6 +191,7 @@ class EncoderConfig(Config):
         norm_offset: Added to the weights of RMSNorm (Gemma stores them less 1).
         causal: Whether no token attends to tokens after it.
         relative: Biases of attention scores by distance; None has none.
+        disentangled: Scores between tokens and relative positions; None has none.
         alibi: Whether attention scores fall with the distance, at a rate per head, see `alibi_bias`.
         head_norm: Whether each head of queries and keys is normalised (Qwen3).
         attention_scale: Factor of the attention scores; None is one over the root of the width of a head.
@@ -195,6 +224,7 @@ class EncoderConfig(Config):
     norm_offset: float = 0.0
     causal: bool = False
     relative: RelativeBias | None = None
+    disentangled: Disentangled | None = None
     alibi: bool = False
     head_norm: bool = False
     attention_scale: float | None = Field(default=None, gt=0)
@@ -216,9 +246,9 @@ class EncoderConfig(Config):
         sizes = [layer.hidden_size for layer in self.layers]
         if not sizes or sizes != sorted(sizes):
             raise ValueError(f"hidden sizes {sizes} must not fall from layer to layer")
-        if any(self.schedule) and (self.causal or self.relative or self.alibi):
+        if any(self.schedule) and (self.causal or self.relative or self.alibi or self.disentangled):
             raise ValueError("layers that pool, and causal attention or biases by distance")
-        if self.relative and len({layer.num_heads for layer in self.layers}) > 1:
+        if (self.relative or self.disentangled) and len({layer.num_heads for layer in self.layers}) > 1:
             raise ValueError("one table of biases, and layers with other numbers of heads")
         if 0 < self.learned_positions <= self.position_offset:
             raise ValueError(

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from irkit.encoder.bert_families import BERT, DISTILBERT, MODERNBERT, ROBERTA
+from irkit.encoder.bert_families import BERT, DISTILBERT, MODERNBERT, NEOBERT, ROBERTA
 from irkit.encoder.decoder_families import GEMMA2, GEMMA3, LLAMA, MISTRAL, QWEN2, QWEN3
 from irkit.encoder.encoder_config import EncoderConfig, Pooling
 from irkit.encoder.family import Family, MaskedLM, Settings
 from irkit.encoder.gated_families import GTE, NEW, NOMIC
-from irkit.encoder.relative_families import MPNET, T5
+from irkit.encoder.relative_families import DEBERTA, MPNET, T5
 from irkit.encoder.tite_family import TITE
 from irkit.errors import ConfigError
 from irkit.utils.plugins import Registry
@@ -25,8 +25,10 @@ FAMILIES: Registry[Family] = Registry(
         "camembert": ROBERTA,
         "distilbert": DISTILBERT,
         "modernbert": MODERNBERT,
+        "neobert": NEOBERT,
         "tite": TITE,
         "mpnet": MPNET,
+        "deberta-v2": DEBERTA,
         "nomic_bert": NOMIC,
         "gte": GTE,
         "new": NEW,

@@ -59,6 +59,7 @@ class Family(NamedTuple):
             own key ``pooling``.
         variant: Function that returns the family with the names of weights that belong to a
             ``config.json``; None if all checkpoints have the same names.
+        alternating: Whether the rows of query, key and value alternate head by head in the checkpoint.
     """
 
     config: Callable[[Settings], EncoderConfig]
@@ -68,6 +69,7 @@ class Family(NamedTuple):
     masked_lm: Callable[[Settings], MaskedLM] | None = None
     schedule: Callable[[Sequence[Pooling | None]], dict[str, Any]] | None = None
     variant: Callable[[Settings], Family] | None = None
+    alternating: bool = False
 
     def checkpoint_names(self, parameter: str) -> tuple[str, ...]:
         """Return the names in the checkpoint of the parts of one parameter of `irkit.encoder.Encoder`.

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from irkit.core.ragged import Ragged
-from irkit.encoder.attention import Backend, attend, leading
+from irkit.encoder.attention import Backend, PositionTerms, attend, leading
 from irkit.encoder.encoder_config import Activation, EncoderConfig, LayerConfig, Pooling
 from irkit.encoder.linear import ACTIVATIONS, apply_linear, is_plain, linear
 from irkit.encoder.rotary import RotaryScaling, rotary_table, rotate
@@ -121,6 +121,7 @@ class Context:
         attended: ``(n,)`` number of leading tokens per row that are attended to; None is all.
         pooled: Whether layers with a `Pooling` pool; False switches pooling off.
         bias: Biases of attention scores by distance, see `attend`; None has none.
+        relative: Embeddings of relative positions, and their rows by distance, see `PositionTerms`.
     """
 
     def __init__(
@@ -130,9 +131,10 @@ class Context:
         attended: Tensor | None = None,
         pooled: bool = True,
         bias: Tensor | None = None,
+        relative: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         self.rows, self.backend, self.attended, self.pooled = rows, backend, attended, pooled
-        self.bias = bias
+        self.bias, self.relative = bias, relative
         self._keys = None if attended is None else leading(rows, attended)
         self._rotary: dict[tuple[float, RotaryScaling | None], tuple[Tensor, Tensor]] = {}
 
@@ -282,8 +284,9 @@ class Layer(nn.Module):
                 positions = pooling.rotary_positions(query_context.rows.positions())
                 table = rotary_table(positions, *rotary)
             q = rotate(q, table, self.config.rotary_interleaved)
-        if self.config.attention_scale is not None and self.config.attention_scale != layer.head_width**-0.5:
-            q = q * (self.config.attention_scale * layer.head_width**0.5)
+        positions = self._positions(key_context)
+        if (factor := self._scale()) != 1:
+            q = q * factor
         attended = attend(
             query_context.rows.with_values(q),
             key_context.seen(k),
@@ -292,11 +295,28 @@ class Layer(nn.Module):
             window=layer.window,
             causal=self.config.causal,
             bias=key_context.bias,
+            positions=positions,
             softcap=self.config.softcap,
             dropout=self.config.attention_dropout if self.training else 0.0,
             pooling=pooling,
         )
         return attended.flatten(1)
+
+    def _scale(self) -> float:
+        """Return the factor of queries that makes the scale of `attend` the configured one."""
+        scale, root = self.config.attention_scale, self.layer.head_width**0.5
+        return 1.0 if scale is None or scale == 1 / root else scale * root
+
+    def _positions(self, context: Context) -> PositionTerms | None:
+        """Project the relative positions to keys and queries, the queries scaled as those of tokens."""
+        if context.relative is None:
+            return None
+        table, rows = context.relative
+        q, k = (
+            torch.unflatten(part, 1, (-1, self.layer.head_width))
+            for part in self._project(self.dropout(table), 0, 2)
+        )
+        return PositionTerms(k, q * self._scale(), rows)
 
     def _project(self, x: Tensor, first: int, last: int) -> tuple[Tensor, ...]:
         """Project ``x`` to query (0), key (1) and value (2), and return parts ``first`` to ``last - 1``.

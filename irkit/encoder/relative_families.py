@@ -1,10 +1,11 @@
-"""The families with learned biases of attention by distance: MPNet, and the encoders of T5 and mT5."""
+"""The families whose attention knows distances: MPNet, the encoders of T5 and mT5, DeBERTa-v2 and v3."""
 
 from __future__ import annotations
 
 from irkit.encoder.bert_families import BERT
-from irkit.encoder.encoder_config import EncoderConfig, LayerConfig, RelativeBias
+from irkit.encoder.encoder_config import Disentangled, EncoderConfig, LayerConfig, RelativeBias
 from irkit.encoder.family import Family, MaskedLM, Settings, activation, count_layers, masked_lm_names
+from irkit.errors import ConfigError
 
 
 def _mpnet_config(settings: Settings) -> EncoderConfig:
@@ -16,6 +17,51 @@ def _mpnet_config(settings: Settings) -> EncoderConfig:
 def _mpnet_masked_lm(settings: Settings) -> MaskedLM:
     names = masked_lm_names("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head")
     return MaskedLM("MPNetForMaskedLM", names, "gelu", float(settings.get("layer_norm_eps", 1e-12)))
+
+
+def _deberta_config(settings: Settings) -> EncoderConfig:
+    ways = settings.get("pos_att_type") or []
+    ways = {way.strip() for way in (ways.lower().split("|") if isinstance(ways, str) else ways)}
+    relative = settings.get("relative_attention", False)
+    if ways != ({"c2p", "p2c"} if relative else set()):
+        raise ConfigError(f"pos_att_type {settings.get('pos_att_type')!r:.60}")
+    if relative and not settings.get("share_att_key", False):
+        raise ConfigError("positions with projections of their own (share_att_key false)")
+    if settings.get("conv_kernel_size"):
+        raise ConfigError(f"a convolution (conv_kernel_size {settings['conv_kernel_size']!r:.60})")
+    biased = settings.get("position_biased_input", True)
+    bert = BERT.config({"type_vocab_size": 0, **settings, "model_type": "bert"})
+    size, inner = settings["hidden_size"], settings.get("embedding_size")
+    norms = str(settings.get("norm_rel_ebd", "none")).lower().split("|")
+    buckets, furthest = settings.get("position_buckets", -1), settings.get("max_relative_positions", -1)
+    disentangled = Disentangled(
+        buckets=buckets if buckets > 0 else None,
+        furthest=furthest if furthest > 0 else settings["max_position_embeddings"],
+        norm="layer_norm" in [norm.strip() for norm in norms],
+    )
+    changes = {
+        "embedding_size": inner if inner and inner != size else None,
+        "learned_positions": bert.learned_positions if biased else 0,
+        "norm_eps": settings.get("layer_norm_eps", 1e-7),
+        "disentangled": disentangled if relative else None,
+        # the mean of three products
+        "attention_scale": (3 * bert.layers[0].head_width) ** -0.5 if relative else None,
+    }
+    return bert.model_copy(update=changes)
+
+
+def _deberta_masked_lm(settings: Settings) -> MaskedLM:
+    bert = BERT.masked_lm
+    assert bert is not None
+    head = bert({"layer_norm_eps": 1e-7, **settings})
+    return head._replace(architecture="DebertaV2ForMaskedLM")
+
+
+def _deberta_variant(settings: Settings) -> Family:
+    if settings.get("position_biased_input", True):
+        return DEBERTA
+    # published files hold positions that no code reads
+    return DEBERTA._replace(heads=(*DEBERTA.heads, "embeddings.position_embeddings."))
 
 
 def _t5_config(settings: Settings) -> EncoderConfig:
@@ -66,6 +112,22 @@ MPNET = Family(
     ("mpnet.",),
     ("pooler.", "lm_head.", "classifier.", "qa_outputs."),
     _mpnet_masked_lm,
+)
+DEBERTA = Family(
+    _deberta_config,
+    {
+        **BERT.weights,
+        "embeddings.downscale": "embeddings.embed_proj",
+        "relative": "encoder.rel_embeddings",
+        "relative_norm": "encoder.LayerNorm",
+        "layers.qkv": tuple(
+            f"encoder.layer.{{}}.attention.self.{part}_proj" for part in ("query", "key", "value")
+        ),
+    },
+    ("deberta.",),
+    ("pooler.", "cls.", "lm_predictions.", "mask_predictions.", "classifier.", "qa_outputs."),
+    _deberta_masked_lm,
+    variant=_deberta_variant,
 )
 _BLOCK = "encoder.block.{}.layer"
 _PLAIN_T5 = Family(

@@ -1,29 +1,26 @@
-"""The encoder of irkit and its heads as a graph of ONNX operations, on rows padded to one length.
+"""The encoder of irkit as a graph of ONNX operations, on rows padded to one length.
 
-`encode` writes what `irkit.encoder.Encoder` computes, from the same configuration; `pool_dense`,
-`project_tokens` and `weigh_terms` write what the heads compute. Weights become float32 constants.
+`encode` writes what `irkit.encoder.Encoder` computes, from the same configuration. Weights become float32
+constants.
 
 Source: operators of ONNX, opset 17.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from irkit.encoder import Encoder, EncoderConfig, LayerConfig
-from irkit.encoder.attention import alibi_bias, relative_bias
+from irkit.encoder.attention import alibi_bias, distance_rows, relative_bias
 from irkit.encoder.rotary import frequencies
 from irkit.errors import BadValueError
-from irkit.heads import MultiVectorHead, Normalize, PooledHead, SparseHead
-from irkit.heads.projection import Projection
 
 OPSET = 17
-_NEVER = -1e9  # a score whose weight is 0 in float32
-_SIMPLE = {nn.ReLU: "Relu", nn.Sigmoid: "Sigmoid", nn.Tanh: "Tanh"}
+NEVER = -1e9  # a score whose weight is 0 in float32
 
 
 class Graph:
@@ -103,11 +100,10 @@ def encode(graph: Graph, encoder: Encoder, ids: str, mask: str) -> str:
     places = graph("Range", graph.floats(0), _scalar(graph, length), graph.floats(1))
     x = _embed(graph, encoder, ids, places)
     apart = graph("Sub", graph.reshape(places, 1, -1), graph.reshape(places, -1, 1))  # key - query
-    scores = _masks(graph, encoder, mask, apart)
-    tables: dict[Any, Any] = {}
+    shared = _Shared(places, _masks(graph, encoder, mask, apart), {}, _positions(graph, encoder, apart))
     for layer, settings in zip(encoder.layers, config.layers, strict=True):
-        x = _layer(graph, layer, config, settings, x, places, scores, tables)
-    return x if config.norm_location == "post" else _norm(graph, encoder.final_norm, x)
+        x = _layer(graph, layer, config, settings, x, shared)
+    return x if config.norm_location == "post" else add_norm(graph, encoder.final_norm, x)
 
 
 def _scalar(graph: Graph, row: str) -> str:
@@ -126,10 +122,11 @@ def _embed(graph: Graph, encoder: Encoder, ids: str, places: str) -> str:
         x = graph("Add", x, graph.constant(parts.token_type.weight[0]))
     if isinstance(parts.downscale, nn.Linear):
         x = graph.linear(x, parts.downscale.weight, None)
-    return _norm(graph, parts.norm, x)
+    return add_norm(graph, parts.norm, x)
 
 
-def _norm(graph: Graph, norm: nn.Module, x: str) -> str:
+def add_norm(graph: Graph, norm: nn.Module, x: str) -> str:
+    """Add a norm over the last dimension."""
     if isinstance(norm, nn.Identity):
         return x
     if isinstance(norm, nn.LayerNorm):
@@ -147,10 +144,10 @@ def _masks(graph: Graph, encoder: Encoder, mask: str, apart: str) -> dict[int | 
     """Return what is added to the scores, by window: a large negative number where nothing is attended to."""
     config = encoder.config
     seen = graph.reshape(graph("Cast", mask, to=1), 0, 1, 1, -1)
-    common = graph("Mul", graph("Sub", graph.floats(1), seen), graph.floats(_NEVER))
+    common = graph("Mul", graph("Sub", graph.floats(1), seen), graph.floats(NEVER))
     if config.causal:
         later = graph("Cast", graph("Greater", apart, graph.floats(0)), to=1)
-        common = graph("Add", common, graph("Mul", later, graph.floats(_NEVER)))
+        common = graph("Add", common, graph("Mul", later, graph.floats(NEVER)))
     if config.relative is not None and encoder.relative is not None:
         furthest = config.relative.furthest  # from here on all distances share a bucket
         table = relative_bias(encoder.relative.weight, furthest, furthest + 1)
@@ -163,67 +160,98 @@ def _masks(graph: Graph, encoder: Encoder, mask: str, apart: str) -> dict[int | 
     masks: dict[int | None, str] = {None: common}
     for window in {layer.window for layer in config.layers} - {None}:
         far = graph("Greater", graph("Abs", apart), graph.floats(float(window or 0)))
-        masks[window] = graph("Add", common, graph("Mul", graph("Cast", far, to=1), graph.floats(_NEVER)))
+        masks[window] = graph("Add", common, graph("Mul", graph("Cast", far, to=1), graph.floats(NEVER)))
     return masks
 
 
+class _Shared(NamedTuple):
+    """What all layers need and the graph computes once.
+
+    Attributes:
+        places: Position of each token of a row.
+        masks: What is added to the scores, by window.
+        tables: Cosines and sines of rotary positions, by settings.
+        positions: Embeddings of relative positions, and the row of each query and key; None has none.
+    """
+
+    places: str
+    masks: dict[int | None, str]
+    tables: dict[Any, Any]
+    positions: tuple[Tensor, str] | None
+
+
+def _positions(graph: Graph, encoder: Encoder, apart: str) -> tuple[Tensor, str] | None:
+    settings = encoder.config.disentangled
+    if settings is None or (found := encoder.relative_positions(settings.furthest + 1)) is None:
+        return None
+    far = settings.furthest
+    near = graph("Clip", graph("Neg", apart), graph.floats(-far), graph.floats(far))
+    rows = graph("Cast", graph("Add", near, graph.floats(far)), to=7)
+    return found[0].detach(), graph("Gather", graph.constant(distance_rows(settings, far + 1).numpy()), rows)
+
+
+def _position_scores(graph: Graph, layer: Any, q: str, k: str, scale: float, shared: _Shared) -> str:
+    """Return the products of tokens and relative positions, see `irkit.encoder.attention.PositionTerms`."""
+    assert shared.positions is not None
+    (table, rows), width = shared.positions, layer.layer.head_width
+    widths = layer.widths[:2]
+    parts = nn.functional.linear(table, layer.qkv.weight, layer.qkv.bias)[:, : sum(widths)].split(widths, 1)
+    queries, keys = (part.unflatten(1, (-1, width)).permute(1, 2, 0) for part in parts)
+    to_positions = graph("MatMul", graph("Mul", q, graph.floats(scale)), graph.constant(keys))
+    from_positions = graph("MatMul", k, graph.constant(queries * scale))
+    sizes = graph("Slice", graph("Shape", q), graph.ints(0), graph.ints(3))
+    sizes = graph("Concat", sizes, graph.shape(q, 2), axis=0)
+    of_query = graph("Expand", rows, sizes)
+    of_key = graph("Expand", graph("Transpose", rows, perm=[1, 0]), sizes)
+    turned = graph("GatherElements", from_positions, of_key, axis=3)
+    found = graph("GatherElements", to_positions, of_query, axis=3)
+    return str(graph("Add", found, graph("Transpose", turned, perm=[0, 1, 3, 2])))
+
+
 def _layer(
-    graph: Graph,
-    layer: Any,
-    config: EncoderConfig,
-    settings: LayerConfig,
-    x: str,
-    places: str,
-    masks: dict[int | None, str],
-    tables: dict[Any, Any],
+    graph: Graph, layer: Any, config: EncoderConfig, settings: LayerConfig, x: str, shared: _Shared
 ) -> str:
     location = config.norm_location
-    fresh = _attend(graph, layer, config, settings, x, places, masks, tables)
+    fresh = _attend(graph, layer, config, settings, x, shared)
     fresh = graph.linear(fresh, layer.out.weight, layer.out.bias)
-    fresh = _norm(graph, layer.attention_out_norm, fresh) if location == "both" else fresh
+    fresh = add_norm(graph, layer.attention_out_norm, fresh) if location == "both" else fresh
     if layer.added:
         x = graph("Pad", x, graph.ints(0, 0, 0, 0, 0, layer.added))
     x = graph("Add", x, fresh)
-    x = _norm(graph, layer.attention_norm, x) if location == "post" else x
-    inner = x if location == "post" else _norm(graph, layer.mlp_norm, x)
+    x = add_norm(graph, layer.attention_norm, x) if location == "post" else x
+    inner = x if location == "post" else add_norm(graph, layer.mlp_norm, x)
     inner = graph.linear(inner, layer.up.weight, layer.up.bias)
     if config.gated:
         first, second = graph("Split", inner, axis=-1, outputs=2)
         active, gate = (second, first) if config.gate_last else (first, second)
-        inner = graph("Mul", _activate(graph, config.activation, active), gate)
+        inner = graph("Mul", activate(graph, config.activation, active), gate)
     else:
-        inner = _activate(graph, config.activation, inner)
+        inner = activate(graph, config.activation, inner)
     fresh = graph.linear(inner, layer.down.weight, layer.down.bias)
-    fresh = _norm(graph, layer.mlp_out_norm, fresh) if location == "both" else fresh
+    fresh = add_norm(graph, layer.mlp_out_norm, fresh) if location == "both" else fresh
     x = graph("Add", x, fresh)
-    return _norm(graph, layer.mlp_norm, x) if location == "post" else x
+    return add_norm(graph, layer.mlp_norm, x) if location == "post" else x
 
 
 def _attend(
-    graph: Graph,
-    layer: Any,
-    config: EncoderConfig,
-    settings: LayerConfig,
-    x: str,
-    places: str,
-    masks: dict[int | None, str],
-    tables: dict[Any, Any],
+    graph: Graph, layer: Any, config: EncoderConfig, settings: LayerConfig, x: str, shared: _Shared
 ) -> str:
     width, heads = settings.head_width, settings.num_heads
-    x = _norm(graph, layer.attention_norm, x) if config.norm_location in ("pre", "both") else x
+    x = add_norm(graph, layer.attention_norm, x) if config.norm_location in ("pre", "both") else x
     joined = graph.linear(x, layer.qkv.weight, layer.qkv.bias)
     parts = graph("Split", joined, graph.ints(*layer.widths), axis=-1, outputs=3)
     if config.norm_location == "qkv":
-        parts = [_norm(graph, layer.attention_norm, part) for part in parts]
+        parts = [add_norm(graph, layer.attention_norm, part) for part in parts]
     q, k, v = (graph.reshape(part, 0, 0, -1, width) for part in parts)
     if config.head_norm:
-        q, k = _norm(graph, layer.query_norm, q), _norm(graph, layer.key_norm, k)
+        q, k = add_norm(graph, layer.query_norm, q), add_norm(graph, layer.key_norm, k)
     q, k, v = (graph("Transpose", part, perm=[0, 2, 1, 3]) for part in (q, k, v))
     if settings.rotary_base is not None:
         table = settings.rotary_base, width, settings.rotary_scaling
-        if table not in tables:
-            tables[table] = _angles(graph, places, *table)
-        q, k = (_rotate(graph, part, tables[table], width, config.rotary_interleaved) for part in (q, k))
+        if table not in shared.tables:
+            shared.tables[table] = _angles(graph, shared.places, *table)
+        angles = shared.tables[table]
+        q, k = (_rotate(graph, part, angles, width, config.rotary_interleaved) for part in (q, k))
     times = heads // (settings.key_heads or heads)
     if times > 1:  # a copy of each head for each head of queries
         k, v = (
@@ -235,10 +263,12 @@ def _attend(
         )  # fmt: skip
     scale = width**-0.5 if config.attention_scale is None else config.attention_scale
     scores = graph("MatMul", graph("Mul", q, graph.floats(scale)), graph("Transpose", k, perm=[0, 1, 3, 2]))
+    if shared.positions is not None:
+        scores = graph("Add", scores, _position_scores(graph, layer, q, k, scale, shared))
     if config.softcap is not None:
         limit = graph.floats(config.softcap)
         scores = graph("Mul", graph("Tanh", graph("Div", scores, limit)), limit)
-    weights = graph("Softmax", graph("Add", scores, masks[settings.window]), axis=-1)
+    weights = graph("Softmax", graph("Add", scores, shared.masks[settings.window]), axis=-1)
     mixed = graph("Transpose", graph("MatMul", weights, v), perm=[0, 2, 1, 3])
     return graph.reshape(mixed, 0, 0, heads * width)
 
@@ -266,7 +296,8 @@ def _rotate(graph: Graph, x: str, table: tuple[str, str], width: int, interleave
     return graph.reshape(graph("Concat", *stacked, axis=4), 0, 0, 0, width)
 
 
-def _activate(graph: Graph, name: str, x: str) -> str:
+def activate(graph: Graph, name: str, x: str) -> str:
+    """Add an activation function by irkit's name."""
     if name == "relu":
         return str(graph("Relu", x))
     if name == "silu":
@@ -278,102 +309,3 @@ def _activate(graph: Graph, name: str, x: str) -> str:
         cubed = graph("Mul", graph("Mul", graph("Mul", x, x), x), graph.floats(0.044715))
         inner = graph("Tanh", graph("Mul", graph("Add", x, cubed), graph.floats((2 / np.pi) ** 0.5)))
     return str(graph("Mul", half, graph("Add", inner, graph.floats(1))))
-
-
-# ---- heads -------------------------------------------------------------------------------------
-
-
-def pool_dense(graph: Graph, head: PooledHead, hidden: str, mask: str) -> str:
-    """Add a dense head; return vectors ``(batch, dim)``."""
-    seen = graph("Unsqueeze", graph("Cast", mask, to=1), graph.ints(2))
-    count = graph("ReduceSum", seen, graph.ints(1), keepdims=0)
-    least = graph("Max", count, graph.floats(1))
-    inside = graph("Mul", hidden, seen)
-    vectors = []
-    for mode in head.pooling:
-        if mode in ("cls", "lasttoken"):
-            last = graph("Cast", graph("Sub", least, graph.floats(1)), to=7)
-            place = last if mode == "lasttoken" else graph("Mul", last, graph.ints(0))
-            row = graph("GatherND", inside, place, batch_dims=1)
-        elif mode == "max":
-            lowered = graph("Mul", graph("Sub", graph.floats(1), seen), graph.floats(_NEVER))
-            row = graph("ReduceMax", graph("Add", inside, lowered), axes=[1], keepdims=0)
-        else:
-            weights = seen
-            if mode == "weightedmean":
-                weights = graph("Mul", graph("CumSum", seen, graph.constant(np.array(1))), seen)
-            total = graph("ReduceSum", graph("Mul", inside, weights), graph.ints(1), keepdims=0)
-            divisor = graph("Max", graph("ReduceSum", weights, graph.ints(1), keepdims=0), graph.floats(1))
-            row = graph("Div", total, graph("Sqrt", least) if "sqrt" in mode else divisor)
-        vectors.append(row)
-    joined = vectors[0] if len(vectors) == 1 else graph("Concat", *vectors, axis=-1)
-    return add_layers(graph, head.layers, joined)
-
-
-def project_tokens(graph: Graph, head: MultiVectorHead, hidden: str) -> str:
-    """Add a multi-vector head; return token vectors ``(batch, length, dim)``.
-
-    Raises:
-        BadValueError: The head pools tokens.
-    """
-    if head.config.token_pooling is not None:
-        raise BadValueError(
-            "exporting to ONNX: the head pools tokens by clusters, which the graph cannot; expected a head "
-            "without token_pooling"
-        )
-    return add_layers(graph, head.layers, hidden)
-
-
-def weigh_terms(graph: Graph, head: SparseHead, hidden: str, mask: str) -> str:
-    """Add a sparse head; return the weights of all terms ``(batch, dim)``."""
-    logits = graph.linear(add_layers(graph, head.layers, hidden), head.weight, head.bias)
-    weights = graph("Relu", logits)
-    for _ in range(head.config.activation.count("log1p")):
-        weights = graph("Log", graph("Add", weights, graph.floats(1)))
-    weights = graph("Mul", weights, graph("Unsqueeze", graph("Cast", mask, to=1), graph.ints(2)))
-    if head.config.pooling == "sum":
-        return str(graph("ReduceSum", weights, graph.ints(1), keepdims=0))
-    return str(graph("ReduceMax", weights, axes=[1], keepdims=0))
-
-
-def add_layers(graph: Graph, layers: nn.ModuleList, x: str) -> str:
-    """Add the layers of a head, on the last dimension.
-
-    Raises:
-        BadValueError: There is another layer than linear ones, norms and the activations of irkit.
-    """
-    for layer in layers:
-        x = _head_layer(graph, layer, x)
-    return x
-
-
-def _head_layer(graph: Graph, layer: nn.Module, x: str) -> str:
-    if isinstance(layer, Normalize):
-        length = graph("ReduceL2", x, axes=[-1], keepdims=1)
-        return str(graph("Div", x, graph("Max", length, graph.floats(1e-12))))
-    if isinstance(layer, nn.Linear):
-        return graph.linear(x, layer.weight, layer.bias)
-    if isinstance(layer, nn.Identity | nn.Dropout):
-        return x
-    if isinstance(layer, nn.LayerNorm | nn.RMSNorm):
-        return _norm(graph, layer, x)
-    if type(layer) in _SIMPLE:
-        return str(graph(_SIMPLE[type(layer)], x))
-    if isinstance(layer, nn.GELU | nn.SiLU):
-        tanh = getattr(layer, "approximate", "none") == "tanh"
-        return _activate(graph, "silu" if isinstance(layer, nn.SiLU) else "gelu_tanh" if tanh else "gelu", x)
-    if not isinstance(layer, Projection):
-        raise BadValueError(
-            f"exporting to ONNX: the head has a {type(layer).__name__}; expected linear layers, norms, ReLU, "
-            "GELU, SiLU, Sigmoid and Tanh"
-        )
-    made = graph.linear(x, layer.linear.weight, layer.linear.bias)
-    if layer.gated:
-        made = graph("Mul", made, _head_layer(graph, layer.activation, _head_layer(graph, layer.gate, x)))
-    else:
-        made = _head_layer(graph, layer.activation, made)
-    if not layer.use_residual:
-        return str(made)
-    skip = _head_layer(graph, layer.residual, x) if hasattr(layer, "residual") else x
-    made = made if layer.alpha is None else graph("Mul", made, graph.constant(layer.alpha))
-    return str(graph("Add", skip, made))

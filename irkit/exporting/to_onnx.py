@@ -9,15 +9,8 @@ from typing import Any, get_args
 from irkit.encoder import Encoder
 from irkit.encoder.families import FAMILIES
 from irkit.errors import BadTypeError, BadValueError, MissingDependencyError, StorageError
-from irkit.exporting.onnx_graph import (
-    OPSET,
-    Graph,
-    add_layers,
-    encode,
-    pool_dense,
-    project_tokens,
-    weigh_terms,
-)
+from irkit.exporting.onnx_graph import OPSET, Graph, encode
+from irkit.exporting.onnx_heads import add_layers, pool_dense, project_tokens, weigh_terms
 from irkit.heads import MultiVectorHead, Normalize, PooledHead, Side, SparseHead
 from irkit.model import Model
 from irkit.utils.atomic import publish_folder, scratch
