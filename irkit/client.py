@@ -133,17 +133,7 @@ class Client(Searcher):
         elif not isinstance(document, str):
             raise BadTypeError(f"explain: got {brief(document)}; expected an id or a Document")
         answer = self._ask("POST", f"{self._route}/explain", {"query": query, **target})
-        matches = tuple(
-            Match(
-                TokenSpan(**match["query"]),
-                TokenSpan(**match["document"]),
-                match["score"],
-                tuple(match["weights"]) if "weights" in match else None,
-            )
-            for match in answer["matches"]
-        )
-        score = float("-inf") if answer["score"] is None else answer["score"]
-        return Explanation(answer["query"], answer["document"], score, matches)
+        return _explanation(answer)
 
     def facets(self, key: str, filter: Filter | None = None, k: int = 10) -> list[tuple[JSON, int]]:
         """Return the ``k`` most frequent values of a key, see `irkit.Retriever.facets`."""
@@ -283,6 +273,21 @@ def _plain_filter(filter: Filter | None) -> Any:
     if filter is None:
         return None
     return json.loads(as_json(filter)) if isinstance(filter, Mapping) else list(filter)
+
+
+def _explanation(answer: Mapping[str, Any]) -> Explanation:
+    matches = tuple(
+        Match(
+            TokenSpan(**match["query"]),
+            TokenSpan(**match["document"]),
+            match["score"],
+            tuple(match["weights"]) if "weights" in match else None,
+        )
+        for match in answer["matches"]
+    )
+    score = float("-inf") if answer["score"] is None else answer["score"]
+    parts = {name: _explanation(part) for name, part in answer.get("parts", {}).items()}
+    return Explanation(answer["query"], answer["document"], score, matches, parts)
 
 
 def _record(document: Document) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Send requests to a server, and run one in a process."""
+"""Send requests to a server, and run one in a thread or a process."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+
+import pytest
 
 KEY = {"authorization": "Bearer correct-horse"}
 
@@ -27,6 +31,27 @@ def ask(
         link.request(method, path, content, {"content-type": "application/json"} | (headers or {}))
         response = link.getresponse()
         return response.status, json.loads(response.read() or b"null")
+
+
+@contextlib.contextmanager
+def serving(*paths: Path, **settings: Any) -> Iterator[str]:
+    """Serve in a thread; the address."""
+    uvicorn = pytest.importorskip("uvicorn", reason="needs: pip install 'irkit[serve]'")
+    from irkit.serve.serve_config import ServeConfig
+    from irkit.serve.server import make_app
+
+    app = make_app(ServeConfig(paths=tuple(map(str, paths)), **settings))
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", ws="none"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive()
+            time.sleep(0.02)
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/"
+    finally:
+        server.should_exit = True
+        thread.join()
 
 
 @contextlib.contextmanager

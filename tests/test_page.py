@@ -5,18 +5,18 @@ Where ``IRKIT_AXE`` is the path of ``axe.min.js`` (``npm install axe-core``), th
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import re
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from browser import CHROMIUM, Browser
+from serving import serving
 
 from irkit import Model, Retriever
 from irkit.data import Document
@@ -50,38 +50,22 @@ def indexes(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("dense", "tokens", "terms"):
         Retriever.build(folder / f"{name}-model", DOCUMENTS, folder / name)
     Retriever.build("bm25", DOCUMENTS, folder / "words")
+    heads = {"dense": {}, "sparse": "token_weight", "multi_vector": {"projection": {"dim": 8}}}
+    Model.several(tiny_bert, heads).save_pretrained(folder / "several-model")
+    Retriever.build(folder / "several-model", DOCUMENTS, folder / "several")
     return folder
 
 
 @pytest.fixture(scope="module")
 def start() -> Iterator[Callable[..., str]]:
     """Return a function that serves indexes and returns the address."""
-    uvicorn = pytest.importorskip("uvicorn", reason="needs: pip install irkit[serve]")
-    from irkit.serve.serve_config import ServeConfig
-    from irkit.serve.server import make_app
-
-    running: list[tuple[Any, threading.Thread]] = []
-
-    def serve(*paths: Path, **settings: Any) -> str:
-        app = make_app(ServeConfig(paths=tuple(map(str, paths)), **settings))
-        server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", ws="none"))
-        thread = threading.Thread(target=server.run)
-        running.append((server, thread))
-        thread.start()
-        while not server.started:
-            assert thread.is_alive()
-            time.sleep(0.02)
-        return f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/"
-
-    yield serve
-    for server, thread in running:
-        server.should_exit = True
-        thread.join()
+    with contextlib.ExitStack() as stack:
+        yield lambda *paths, **settings: stack.enter_context(serving(*paths, **settings))
 
 
 @pytest.fixture(scope="module")
 def address(start: Callable[..., str], indexes: Path) -> str:
-    return start(*(indexes / name for name in ("words", "dense", "tokens", "terms")))
+    return start(*(indexes / name for name in ("words", "dense", "tokens", "terms", "several")))
 
 
 @pytest.fixture(scope="module")
@@ -209,6 +193,20 @@ def test_scores_of_parts_and_why(browser: Browser, address: str) -> None:
     assert browser.run(f"{why}.querySelectorAll('.heat mark').length") <= 1
     browser.run(f"{word}.click()")
     assert browser.run(f"{word}.ariaPressed") == "false"
+
+
+def test_each_head_has_its_score_and_its_reasons(browser: Browser, address: str) -> None:
+    show(browser, address, "gnu grass", ["several"])
+    names = "[...document.querySelector('.scores').querySelectorAll('dt')].map(name => name.innerText)"
+    assert browser.run(names) == ["fused", "dense", "sparse", "multi_vector"]
+    assert "dense, sparse, tokens" in browser.text(".facts")
+    browser.click(".title")
+    browser.wait("document.querySelectorAll('.why').length === 3")
+    headings = browser.run("[...document.querySelectorAll('.why h4')].map(line => line.innerText)")
+    assert [line.partition(":")[0] for line in headings] == ["dense", "sparse", "multi_vector"]
+    show(browser, address, "gnu grass", ["several", "words"])
+    assert browser.run(names)[1:3] == ["dense (several)", "sparse (several)"]
+    assert browser.messages == []
 
 
 def test_filters(browser: Browser, address: str) -> None:

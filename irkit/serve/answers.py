@@ -49,6 +49,7 @@ class IndexFacts(BaseModel):
     kind: str
     representation: str
     parts: list[str]
+    heads: list[str]
     model: str
     similarity: str | None
     dim: int | None
@@ -150,11 +151,9 @@ class Passage(BaseModel):
     score: float | None
 
 
-class Explained(BaseModel):
-    """Why a document answers a query."""
+class ExplainedPart(BaseModel):
+    """Why a document answers a query, by one kind of representation."""
 
-    index: str
-    id: str
     part: str
     query: Any
     document: str
@@ -163,6 +162,14 @@ class Explained(BaseModel):
     words: list[JSONObject]
     passages: list[Passage]
     view: JSONObject
+
+
+class Explained(ExplainedPart):
+    """Why a document answers a query."""
+
+    index: str
+    id: str
+    parts: dict[str, ExplainedPart] = {}  # of an index of several representations
 
 
 # ---- documents ----

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from irkit.arguments import suggest
-from irkit.errors import BadValueError, ConfigError, StorageError
+from irkit.errors import BadValueError, StorageError
 from irkit.index.directory import MANIFEST
 from irkit.model import Model
 from irkit.model.cross_encoder import CrossEncoder
@@ -36,7 +36,7 @@ class Catalogue:
     """All models and indexes of a server, each opened once.
 
     Attributes:
-        models: Served models by name; models of indexes are among them.
+        models: Served models by name, and heads by ``NAME/HEAD``; models of indexes are among them.
         indexes: Served indexes by name.
         ready: Whether requests are taken; False before the start is complete and during the shutdown.
 
@@ -112,7 +112,8 @@ class Catalogue:
         if local not in self._loaded:
             model = _load_model(source, self.config)
             self._loaded[local] = ServedModel(name, model, self.config.limits)
-        self.models[name] = self._loaded[local]
+        served = self.models[name] = self._loaded[local]
+        self.models |= {f"{name}/{head}": part for head, part in served.heads.items()}
 
     def model(self, name: str | None = None) -> ServedModel:
         """Return a model; by default the first one.
@@ -224,13 +225,7 @@ def _load_model(source: str, config: ServeConfig) -> Model | CrossEncoder:
             if "SequenceClassification" in " ".join(json.loads(settings.read_text())["architectures"]):
                 return CrossEncoder(source, device=config.device)
     with _as_model(source):
-        model = Model.from_pretrained(source, device=config.device, dtype=config.dtype)
-    if model.kind == "several":
-        raise ConfigError(
-            f"serving {source}: a model with the heads {', '.join(model.heads)}, and irkit serve takes "
-            "models with one head; save and index one of Model.heads"
-        )
-    return model
+        return Model.from_pretrained(source, device=config.device, dtype=config.dtype)
 
 
 def _lookup(items: Mapping[str, T], name: str, what: str) -> T:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -77,7 +77,11 @@ class SearchRequest(Message):
         False, description="The best passage of each text, and where it has words of the query."
     )
     explain: bool = Field(False, description="Explain each hit; k is at most 20 then.")
-    fuse: Fuse | None = None
+    fuse: Fuse | Literal["rrf"] | Weights | None = Field(
+        None,
+        description="Other indexes to search, too. Or, of an index of several representations, how their "
+        "hits are fused: rrf, the default, or weights by head.",
+    )
     rerank: Rerank | None = None
     partial: bool = Field(
         False, description="Answer without shards that do not answer, and name them; else that is an error."

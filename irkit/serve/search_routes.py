@@ -20,6 +20,7 @@ from irkit.serve.messages import (
     DocumentMessage,
     ExplainRequest,
     FacetsRequest,
+    Fuse,
     RerankRequest,
     SearchRequest,
 )
@@ -84,13 +85,16 @@ async def search(request: Request, name: str, body: SearchRequest) -> Response:
     if not queries or len(queries) > limits.texts:
         raise Problem(413 if queries else 400, f"queries: got {len(queries)}, expected 1 to {limits.texts}")
     most, wanted = limits.stream_k if body.stream else limits.k, body.k + body.offset
-    depths = [wanted, body.rerank.depth if body.rerank else 0, body.fuse.depth if body.fuse else 0]
+    by_head = not isinstance(body.fuse, Fuse)  # and not with other indexes
+    fuse = None if by_head else body.fuse
+    depths = [wanted, *(stage.depth for stage in (body.rerank, fuse) if stage)]
     if max(depths) > most:
         hint = "" if body.stream else "; more hits come with stream: true"
         raise Problem(422, f"k, offset and depth: {max(depths)} hits of a query, the limit is {most}{hint}")
     if body.explain and body.k > _MOST_EXPLAINED:
         raise Problem(422, f"explain with k {body.k}; expected at most {_MOST_EXPLAINED}")
     options = body.model_dump(exclude={"queries", "facets", "facet_k", "stream"})
+    options |= {"fuse": None, "heads": body.fuse} if by_head else {"heads": None}
     if body.stream:
         return StreamingResponse(
             _stream(index, queries, options, request.state.request_id), media_type="application/x-ndjson"

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from math import isfinite
+from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
 from irkit.data import Document
+from irkit.index import SeveralIndex
+from irkit.model import Model
 from irkit.model.cross_encoder import CrossEncoder
 from irkit.ray_engine.ray_search import Answers, ShardedRetriever
 from irkit.remote.remote_retriever import RemoteRetriever
+from irkit.retrieval.explanation import Explanation
 from irkit.retrieval.hybrid import Hybrid
 from irkit.retrieval.retriever import Retriever
 from irkit.retrieval.scorer import ModelScorer, Scorer
@@ -104,6 +108,8 @@ def find(served: Served, name: str, retriever: AnyRetriever, jobs: Sequence[Job]
             if len(parts) > 1 or rerank:
                 for part, other_index in parts.items():
                     _add_scores(part, other_index, job.queries, results)
+            for part, other_index in parts.items():
+                _add_scores_of_heads(part, other_index, job.queries, results)
             _annotate(name, retriever, results, job.options)
             missing = [f"{part}/{shard}" for part, said in watched.items() for shard in sorted(said.missing)]
             for result in results if missing else ():
@@ -122,6 +128,7 @@ def _rank(
         del ranking["per_group"]
     selecting: Any = {**ranking, "fields": fields}
     selection = parse_selection("search", k, selecting, SearchOptions)
+    by_head: Any = {} if options["heads"] is None else {"fuse": options["heads"]}
     first: Any = parts[name]
     if fuse:
         others = fuse["indexes"]
@@ -136,12 +143,12 @@ def _rank(
             depth=fuse["depth"],
         )
     if not rerank:
-        found: list[list[Hit]] = first.search(queries, k, options["filter"], **selecting)
+        found: list[list[Hit]] = first.search(queries, k, options["filter"], **by_head, **selecting)
         return found
 
     # the second stage ranks all hits of the first one down to a depth
     depth, by = max(rerank["depth"], selection.stop), rerank["by"]
-    found = first.search(queries, depth, options["filter"], fields=["id"])
+    found = first.search(queries, depth, options["filter"], fields=["id"], **by_head)
     second = parts.get(by, parts[name])
     if by in parts:
         teacher: Scorer | None = None  # by the vectors that the index stores
@@ -194,24 +201,31 @@ def explain(name: str, retriever: AnyRetriever, query: Any, document: Any) -> JS
     if isinstance(document, str) and document not in retriever.documents:
         raise Problem(404, f"index {name} has no document {document[:60]!r}")
     explained = retriever.explain(query, document)
-    kind = retriever.model.kind
+    said = _describe(explained, retriever.model.kind, query)
+    if explained.parts:
+        heads = cast(Model, retriever.model).heads
+        said["parts"] = {
+            head: _describe(part, heads[head].kind, query) for head, part in explained.parts.items()
+        }
+    return said | {"index": name, "id": document if isinstance(document, str) else document.id}
+
+
+def _describe(explained: Explanation, kind: str, query: Any) -> JSONObject:
+    """Return what the route ``explain`` answers of an index, or of a head, of a kind."""
     said = explained.to_dict() | {"view": explained.words().view(), "words": []}
+    passages: list[JSONObject] = []
     if kind == "dense":  # its matches are passages
         passages = [
             {"start": match.document.start, "end": match.document.end, "score": match.score}
             for match in explained.matches
         ]
         said["matches"] = []
-    else:
+    elif kind != "several":
         passages = rank_passages(explained)
         if isinstance(query, str):
             said["words"] = explained.words().to_dict()["matches"]
-    return said | {
-        "index": name,
-        "id": document if isinstance(document, str) else document.id,
-        "part": {"dense": "passages", "multi_vector": "tokens"}.get(kind, "terms"),
-        "passages": passages,
-    }
+    part = {"dense": "passages", "multi_vector": "tokens", "several": "heads"}.get(kind, "terms")
+    return said | {"part": part, "passages": passages}
 
 
 def fetch_known(retriever: AnyRetriever, ids: list[str]) -> dict[str, Document]:
@@ -240,6 +254,22 @@ def _add_scores(part: str, retriever: AnyRetriever, queries: list[Any], results:
         scores = {hit.id: hit.score for hit in hits}
         for hit in result["hits"]:
             hit.setdefault("parts", {})[part] = scores.get(hit["id"])
+
+
+def _add_scores_of_heads(
+    part: str, retriever: AnyRetriever, queries: list[Any], results: list[JSONObject]
+) -> None:
+    """Note the exact score of each hit by each head of an index of several representations."""
+    index = retriever.index if isinstance(retriever, Retriever) else None
+    if not isinstance(index, SeveralIndex):
+        return
+    encoded: Any = cast(Model, retriever.model).encode_representation(queries, "query")
+    for number, result in enumerate(results):
+        rows = retriever.documents.find([hit["id"] for hit in result["hits"]])[None]
+        for head, one in index.parts.items():
+            scores = one.rescore(encoded.parts[head][number : number + 1], rows)[0].tolist()
+            for hit, score in zip(result["hits"], scores, strict=True):
+                hit.setdefault("parts", {})[f"{part}/{head}"] = score if isfinite(score) else None
 
 
 def _hit(hit: Hit) -> JSONObject:

@@ -16,6 +16,7 @@ from irkit.encoder_free import EncoderFreeModel
 from irkit.errors import IrkitError, LockedError, StorageError
 from irkit.index import InvertedConfig
 from irkit.index.directory import MANIFEST
+from irkit.model import Model
 from irkit.ray_engine.ray_search import ShardedRetriever
 from irkit.retrieval.retriever import Retriever
 from irkit.serve.batcher import Batcher
@@ -33,6 +34,7 @@ _FEW_REMOVED = 1024  # rows
 _QUIET = 30.0  # seconds without a change until a large index is compacted
 _PAUSE = 0.02  # seconds between attempts to write while another process writes
 PARTS = {"dense": "dense", "multi_vector": "tokens", "sparse": "sparse"}
+EXPLAINED = {"tokens": "tokens", "sparse": "terms", "bm25": "terms"}
 
 
 class ServedIndex:
@@ -103,19 +105,23 @@ class ServedIndex:
         with retriever.store.snapshot():
             saved = retriever.store.meta["model"]
             lexical = saved["name"] == "bm25"
-            part = "bm25" if lexical else PARTS[saved["kind"]]
-            explained = {"tokens": ["tokens"], "sparse": ["terms"], "bm25": ["terms"]}.get(part, [])
-            computed = isinstance(retriever.model, EncoderFreeModel) and not lexical
+            model = retriever.model
+            heads = model.heads if isinstance(model, Model) else {}
+            kinds = [head.kind for head in heads.values()] or [saved["kind"]]
+            parts = ["bm25"] if lexical else [PARTS[kind] for kind in kinds]
+            explained = [EXPLAINED[part] for part in parts if part in EXPLAINED]
+            computed = isinstance(model, EncoderFreeModel) and not lexical
             return {
                 "name": self.name,
                 "documents": len(retriever),
                 "kind": retriever.index.config.kind,
                 "representation": saved["kind"],
-                "parts": [part],
+                "parts": parts,
+                "heads": [*heads] if len(heads) > 1 else [],
                 "model": Path(str(saved["name"] or "")).name,
                 "similarity": saved["similarity"],
                 "dim": saved["dim"],
-                "explain": explained + ([] if computed else ["passages"]),
+                "explain": [*dict.fromkeys(explained), *([] if computed else ["passages"])],
                 "keys": retriever.documents.metadata_keys(),
             }
 

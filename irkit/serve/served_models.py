@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Hashable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple, cast
 
 import torch
 
 from irkit.core.ragged import Ragged
-from irkit.core.representation import Representation, concat
+from irkit.core.representation import Representation, Several, concat
 from irkit.core.scoring import score
 from irkit.data import Document, Query
 from irkit.errors import IrkitError
@@ -18,13 +18,14 @@ from irkit.heads import Side
 from irkit.model import Model
 from irkit.model.cross_encoder import CrossEncoder
 from irkit.model.pipeline import Pipeline, plan_steps
+from irkit.retrieval.fusing import compare_several
 from irkit.serve.batcher import Batcher
 from irkit.serve.meters import TOKENS
 from irkit.serve.problems import Problem
 from irkit.serve.serve_config import ServeLimits
 from irkit.tokenizer import Tokenizer
 
-Kind = Literal["dense", "multi_vector", "sparse", "cross_encoder"]
+Kind = Literal["dense", "multi_vector", "sparse", "several", "cross_encoder"]
 _UNCUT = 1 << 30  # tokens: longer than any text
 
 
@@ -42,14 +43,21 @@ class ServedModel:
         name: Name in requests.
         kind: Kind of its representations; ``"cross_encoder"`` scores pairs and makes none.
         indexes: Names of the indexes that it encodes for.
+        heads: For a model with several heads, each as a model named ``NAME/HEAD``; all share its queue.
     """
 
-    def __init__(self, name: str, model: Model | CrossEncoder, limits: ServeLimits) -> None:
+    def __init__(
+        self, name: str, model: Model | CrossEncoder, limits: ServeLimits, batcher: Batcher | None = None
+    ) -> None:
         self.name, self.model, self.limits = name, model, limits
         self.indexes: list[str] = []
         self.kind: Kind = "cross_encoder" if isinstance(model, CrossEncoder) else model.kind  # type: ignore[assignment]
-        run = self._score_pairs if isinstance(model, CrossEncoder) else self._encode
-        self.batcher = Batcher(f"model {name}", run, limits.batch_tokens, limits.waiting_tokens)
+        run = self._score_pairs if isinstance(model, CrossEncoder) else _encode
+        self.batcher = batcher or Batcher(f"model {name}", run, limits.batch_tokens, limits.waiting_tokens)
+        heads = model.heads if isinstance(model, Model) and self.kind == "several" else {}
+        self.heads = {
+            head: ServedModel(f"{name}/{head}", part, limits, self.batcher) for head, part in heads.items()
+        }
 
     @cached_property
     def _plain(self) -> Tokenizer:
@@ -61,6 +69,10 @@ class ServedModel:
         """Number of tokens at which documents are cut."""
         model = self.model
         return model.max_length if isinstance(model, CrossEncoder) else model.max_length("document")
+
+    def of_kind(self, kind: Kind | None) -> ServedModel:
+        """Return the first head that makes representations of a kind; the model itself if none does."""
+        return next((head for head in self.heads.values() if head.kind == kind), self)
 
     def retriever_model(self, kind: Kind | None = None) -> Model:
         """Return the model.
@@ -102,7 +114,7 @@ class ServedModel:
             steps = plan_steps(tokens.lengths, self.limits.batch_tokens)
             parts = [(tokens[step], int(tokens.lengths[step].sum())) for step in steps]
             order = torch.argsort(torch.cat(steps))
-        rows = await self.batcher.submit((side, pipeline.prompt), parts)
+        rows = await self.batcher.submit((self, side, pipeline.prompt), parts)
         TOKENS.labels(self.name).inc(total)
         return Encoded(rows[0] if order is None else concat(rows)[order], total)
 
@@ -154,25 +166,26 @@ class ServedModel:
                 raise Problem(413, f"{limit}; send shorter texts, or truncate: true")
         return tokens
 
-    def _encode(self, key: Hashable, parts: list[Ragged]) -> Sequence[Representation]:
-        """Encode the tokens of several requests in one run."""
-        side, prompt = cast(tuple[Side | None, str], key)
-        pipeline = self.retriever_model().encoding_pipeline(side, prompt=prompt)
-        try:
-            rows = pipeline.encode_tokens(Ragged.concat(parts) if len(parts) > 1 else parts[0])
-        except (IrkitError, RuntimeError) as error:
-            raise Problem(424, f"model {self.name} failed: {error}") from error
-        if len(parts) == 1:
-            return [rows]
-        ends = torch.tensor([len(part) for part in parts]).cumsum(0).tolist()
-        return [rows[start:end] for start, end in zip([0, *ends], ends, strict=False)]
-
     def _score_pairs(self, key: Hashable, jobs: list[tuple[str, Sequence[str]]]) -> list[list[float]]:
         """Score the pairs of several requests with a cross-encoder."""
         assert isinstance(self.model, CrossEncoder)
         queries = [Query(str(number), query) for number, (query, _) in enumerate(jobs)]
         documents = [[Document("text", text) for text in texts] for _, texts in jobs]
         return [scores.tolist() for scores in self.model(queries, documents)]
+
+
+def _encode(key: Hashable, parts: list[Ragged]) -> Sequence[Representation]:
+    """Encode the tokens of several requests in one run; the key has a model, a side and a prompt."""
+    served, side, prompt = cast(tuple[ServedModel, Side | None, str], key)
+    pipeline = served.retriever_model().encoding_pipeline(side, prompt=prompt)
+    try:
+        rows = pipeline.encode_tokens(Ragged.concat(parts) if len(parts) > 1 else parts[0])
+    except (IrkitError, RuntimeError) as error:
+        raise Problem(424, f"model {served.name} failed: {error}") from error
+    if len(parts) == 1:
+        return [rows]
+    ends = torch.tensor([len(part) for part in parts]).cumsum(0).tolist()
+    return [rows[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def _side(prompt_name: str | None) -> Side | None:
@@ -182,4 +195,6 @@ def _side(prompt_name: str | None) -> Side | None:
 @torch.inference_mode()
 def _score(queries: Representation, documents: Representation) -> list[float]:
     compare: Any = score  # of two representations of one kind
+    if isinstance(queries, Several):  # the sum over all heads
+        compare = partial(compare_several, weights=None)
     return [float(value) for value in compare(queries, documents)[0]]

@@ -97,6 +97,7 @@ class ServedRemote(ServedIndex):
             "model": Path(str(saved["name"] or "")).name,
             "similarity": saved.get("similarity"),
             "dim": about["dim"],
+            "heads": [],
             "explain": [],
             "keys": [],
         }

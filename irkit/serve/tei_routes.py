@@ -109,7 +109,7 @@ def find_model(request: Request, name: str | None, kind: Kind | None = None) -> 
             raise Problem(404, f"the server has no model of kind {kind}")
         served = fitting[0]
     else:
-        served = catalogue.model(name)
+        served = catalogue.model(name).of_kind(kind)
     request.state.served = served.name
     return served
 
@@ -204,9 +204,10 @@ async def score_texts(
 
 @router.post("/similarity", response_model=list[float])
 async def similarity(request: Request, body: SimilarityRequest) -> Response:
-    """Compare a sentence with others."""
+    """Compare a sentence with others; of a model with several heads, by its first one."""
     texts = check_texts(request, body.inputs.sentences, "sentences")
     served = find_model(request, body.model)
+    served = next(iter(served.heads.values()), served)
     options = body.parameters
     names = (options.prompt_name,) * 2
     if options.prompt_name is None and served.kind != "dense":

@@ -12,6 +12,11 @@ function label(index, several) {
   return several ? `${kind} (${index.name})` : kind;
 }
 
+/** Return what the score of a head is called: its name, and the index if there are several. */
+function headLabel(head, index, several) {
+  return several ? `${head} (${index.name})` : head;
+}
+
 /**
  * Return a list of hits; those with an id in `open` are explained. The main index comes first; `by` is the model
  * that ranked them again, or "".
@@ -48,9 +53,12 @@ function snippet({ text, start, end, length, marks }) {
 
 function scores(hit, indexes, by) {
   const several = indexes.length > 1;
-  const parts = indexes.map((index) => [label(index, several), (hit.parts ?? {})[index.name] ?? null]);
+  const of = (name) => (hit.parts ?? {})[name] ?? null;
+  const parts = indexes.flatMap((index) => index.heads.length === 0
+    ? [[label(index, several), of(index.name)]]
+    : index.heads.map((head) => [headLabel(head, index, several), of(`${index.name}/${head}`)]));
   if (by) parts.unshift([by, hit.score]);
-  else if (several) parts.unshift(["fused", hit.score]);
+  else if (parts.length > 1) parts.unshift(["fused", hit.score]);
   else parts[0][1] = hit.score;
   return element("dl", { class: "scores" }, ...parts.map(([name, score]) =>
     element("div", {}, element("dt", {}, name), element("dd", {}, formatScore(score)))));
@@ -74,13 +82,17 @@ async function explain(place, hit, query, indexes) {
       return element("p", {}, `${name}: this index lacks the document.`);
     }
     try {
-      return showExplanation(await ask(route(index.name, "explain"), { query, id: hit.id }), name);
+      const answer = await ask(route(index.name, "explain"), { query, id: hit.id });
+      const heads = Object.entries(answer.parts ?? {});
+      if (heads.length === 0) return showExplanation(answer, name);
+      return element("div", {}, ...heads.map(([head, part]) =>
+        showExplanation(part, headLabel(head, index, indexes.length > 1))));
     } catch (error) {
       return element("p", { class: "problem" }, `${name}: ${error.message}`);
     }
   }));
   place.replaceChildren(...sections);
-  sections.forEach(scrollToBest);
+  place.querySelectorAll("section").forEach(scrollToBest);
 }
 
 /** Return by id how the rank of each hit differs from its rank in the other column, whose number is given. */
