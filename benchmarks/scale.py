@@ -36,11 +36,6 @@ LARGEST = {"plaid": 100_000}
 KINDS = ("bm25", "inverted", "flat", "dense", "plaid")
 PLANNED = (8_800_000, 100_000_000, 1_000_000_000)
 LATENCY = 0.05  # seconds
-SHARD_OVERHEAD = 2.6
-"""Milliseconds that Ray adds to a query: a round trip to one actor, timed by hand before there was the suite
-``shards``. The largest overhead which that suite finds on a quiet machine is to replace it, here and in
-costs.json.
-"""
 WORDS, WEIGHTS, DIM, TOKENS, TOKEN_DIM, TOPICS = 50, 40, 384, 32, 64, 1000
 QUERIES, ADDS, CHUNK = 50, 30, 1024
 WARM = 3000  # documents of the small index: enough that it is looked up and not scanned
@@ -59,9 +54,13 @@ def store(rows: list[Row], note: str = "") -> None:
     """Write what `irkit plan` reads, and the suite ``plan``."""
     about = provenance()
     measured = f"measured {about['date'][:10]} on {about['cpu']}, {about['cores']} cores{note}"
-    content = {"measured": measured, "shards": {"overhead ms": SHARD_OVERHEAD}, "rows": rows}
+    store_costs({"measured": measured, "rows": rows})
+
+
+def store_costs(facts: dict[str, Any]) -> None:
+    """Replace some of what `irkit plan` reads, and write the suite ``plan``."""
     path = Path(costs.__file__).with_name("costs.json")
-    path.write_text(json.dumps(content, indent=1) + "\n")
+    path.write_text(json.dumps(costs.read_costs() | facts, indent=1) + "\n")
     write_results("plan", [*plans(), *checks()])
 
 

@@ -2,8 +2,8 @@
 
 An index in 4 shards is searched one query at a time: by actors (`irkit.ray_engine.ShardedRetriever`), and
 each shard alone in this process, in turns. The overhead is the time of the search through Ray less that of
-the slowest shard, both without encoding and without reading texts. Medians count. The largest overhead is
-what `benchmarks.scale.SHARD_OVERHEAD` is to be set to, from a quiet machine.
+the slowest shard, both without encoding and without reading texts. Medians count. The largest overhead goes
+into ``irkit/planning/costs.json``, where `irkit plan` finds it, and the results ``plan`` are written again.
 
 ``python -m benchmarks shards --sizes 20000`` sets the number of documents.
 """
@@ -20,7 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import Row, write_results
+from benchmarks.harness import Row, provenance, write_results
+from benchmarks.scale import store_costs
 
 SHARDS, QUERIES, ROUNDS, DIM = 4, 20, 10, 384
 BAR = 5.0  # ms
@@ -39,6 +40,9 @@ def main(sizes: Sequence[int] = (50_000,)) -> str | None:
     finally:
         ray.shutdown()
     write_results("shards", rows)
+    about = provenance()
+    measured = f"measured {about['date'][:10]} on {about['cpu']}, {about['cores']} cores"
+    store_costs({"shards": {"overhead ms": max(row["overhead ms"] for row in rows), "measured": measured}})
     missed = [f"{row['index']}: {row['overhead ms']} ms" for row in rows if row["overhead ms"] > BAR]
     return f"beyond {BAR} ms: {', '.join(missed)}" if missed else None
 

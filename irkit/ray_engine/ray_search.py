@@ -1,27 +1,34 @@
 """Search of an index in several shards by actors of Ray.
 
-Every shard has an actor, or several replicas, that maps its files. A search sends the encoded queries to one
-actor of each shard at once, and merges what they find. Queries are encoded, and texts are read, by the
-process that searches. So it and the actors need the same directory under the same path.
+An actor maps the files of one shard, or of several if there are more shards than CPUs; replicas of it map the
+same files. A search asks one replica of every actor at once, and merges what they find. Queries are encoded,
+and texts are read, by the process that searches. So it and the actors need the same directory under the same
+path.
+
+Questions and answers are bytes that are pickled here. Ray would pickle each argument by itself, and a tensor
+as a file of torch, which takes milliseconds. Unpickling them trusts the actors of this cluster as Ray does.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import pickle
 import threading
 import time
 import warnings
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, Unpack, cast
 
+import numpy as np
+
 from irkit.arguments import check_counts, check_flags, is_finite
-from irkit.core.representation import Representation
+from irkit.core.representation import Representation, representation_from_arrays
 from irkit.errors import BadValueError, StorageError
-from irkit.index import Hits, IndexConfig, Store, open_index
+from irkit.index import Hits, Store, open_index
 from irkit.index.array_files import Array
 from irkit.ray_engine.ray_start import start_ray
 from irkit.retrieval.collection import AnyModel, LoadOptions, open_collection
@@ -32,6 +39,7 @@ from irkit.shards.sharded_index import search_part
 
 _STATES = 8  # of a shard that an actor can show
 _PAUSE = 0.05  # seconds before a shard whose actors have died is asked again
+_COPIED = 100_000  # bytes of a question that Ray sends with every call; it stores longer ones once
 
 
 @dataclass
@@ -82,7 +90,7 @@ class ShardedRetriever(Retriever):
             model: See `irkit.Retriever.load`; actors load none.
             address: Address of a cluster, such as ``"ray://host:10001"``; by default Ray is started here,
                 unless this process is connected to one.
-            replicas: Number of actors of each shard.
+            replicas: Number of actors that search each shard.
             timeout: Seconds that a search waits for a shard.
             partial_results: Return the hits of other shards if one does not answer in time, with a
                 `PartialResultWarning`; `missing` names the shard. By default that is an error.
@@ -139,9 +147,13 @@ class RayIndex(ShardedIndex):
         super().__init__(store, self.documents)
         self._ray, self._timeout = ray, timeout
         self._turns, self._thread = itertools.count(), _ThreadView(partial_results)
+        paths = [str(part.path.absolute()) for part in store.parts]
+        processes = min(len(paths), max(1, int(ray.cluster_resources().get("CPU", 1))))
+        self._groups = [range(len(paths))[number::processes] for number in range(processes)]
         options = {"num_cpus": 0, "max_restarts": -1, "scheduling_strategy": "SPREAD"}
         start = ray.remote(ShardSearcher).options(**options).remote
-        self.actors = [[start(str(part.path.absolute())) for _ in range(replicas)] for part in store.parts]
+        # actors[number] search the shards of _groups[number]
+        self.actors = [[start([paths[n] for n in group]) for _ in range(replicas)] for group in self._groups]
         ray.get([actor.__ray_ready__.remote() for actors in self.actors for actor in actors])
 
     @property
@@ -171,20 +183,7 @@ class RayIndex(ShardedIndex):
     ) -> list[Hits | None]:
         if self.store.updating or not self.actors:  # this thread alone sees its change
             return super()._search_parts(queries, k, allowed)
-        # ask all shards at once, then wait for each
-        end, turn = time.monotonic() + self._timeout, next(self._turns)
-        shared = self._ray.put(queries) if len(queries) > 1 else queries
-        questions = [
-            (zlib.crc32(part.state.saved), self.config, self.formula, shared, k, mask)
-            for part, mask in zip(self.store.parts, allowed, strict=True)
-        ]
-        first = [
-            actors[turn % len(actors)].search.remote(*question)
-            for actors, question in zip(self.actors, questions, strict=True)
-        ]
-        found = [
-            self._wait(shard, reference, questions[shard], turn, end) for shard, reference in enumerate(first)
-        ]
+        found = self._ask(queries, k, allowed)
         names = tuple(
             part.path.name for part, hits in zip(self.store.parts, found, strict=True) if hits is None
         )
@@ -201,15 +200,34 @@ class RayIndex(ShardedIndex):
                 warnings.warn(f"{problem}; hits are missing", PartialResultWarning, stacklevel=6)
         return found
 
-    def _wait(self, shard: int, reference: Any, question: Any, turn: int, end: float) -> Hits | None:
-        """Return the answer of a shard; ask its other actors if one has died or is late."""
-        errors, actors = self._ray.exceptions, self.actors[shard]
-        share = self._timeout / len(actors)
+    def _ask(self, queries: Representation, k: int, allowed: list[Array | None]) -> list[Hits | None]:
+        """Ask one replica of every actor at once, and wait for all; None for shards without an answer."""
+        question, turn = _Question(self._ray, self, queries, k, allowed), next(self._turns)
+        errors, start, share = self._ray.exceptions, time.monotonic(), self._timeout / len(self.actors[0])
+        end, late = start + self._timeout, start + share
+        groups = zip(self.actors, self._groups, strict=True)
+        calls = [question.put(actors[turn % len(actors)], group) for actors, group in groups]
+        found: list[Hits | None] = [None] * len(self.store.parts)
+        try:
+            answers = self._ray.get(calls, timeout=share)
+        except (errors.RayTaskError, errors.GetTimeoutError, errors.RayActorError):
+            numbers = range(len(calls))
+            answers = [self._wait(number, calls[number], question, turn, late, end) for number in numbers]
+        for group, answer in zip(self._groups, answers, strict=True):
+            if answer is not None:
+                for shard, (rows, scores) in zip(group, pickle.loads(answer), strict=True):
+                    found[shard] = Hits(rows, scores)
+        return found
+
+    def _wait(
+        self, number: int, call: Any, question: _Question, turn: int, late: float, end: float
+    ) -> bytes | None:
+        """Return the answer of an actor, or of its replicas if it has died or is late; None after ``end``."""
+        errors, actors, group = self._ray.exceptions, self.actors[number], self._groups[number]
         for attempt in itertools.count(1):
             try:
-                left = max(0.0, min(share, end - time.monotonic()))
-                rows, scores = self._ray.get(reference, timeout=left)
-                return Hits(rows, scores)
+                answer: bytes = self._ray.get(call, timeout=max(0.0, min(late, end) - time.monotonic()))
+                return answer
             except errors.RayTaskError as error:
                 raise error.cause from None
             except errors.GetTimeoutError:
@@ -219,9 +237,30 @@ class RayIndex(ShardedIndex):
             if time.monotonic() >= end:
                 return None
             if self._thread.answers is not None:
-                self._thread.answers.repeated += 1
-            reference = actors[(turn + attempt) % len(actors)].search.remote(*question)
+                self._thread.answers.repeated += len(group)
+            call = question.put(actors[(turn + attempt) % len(actors)], group)
+            late = time.monotonic() + self._timeout / len(actors)
         raise AssertionError("unreachable")
+
+
+class _Question:
+    """A search as the bytes that actors get; what all get alike is pickled once."""
+
+    def __init__(
+        self, ray: Any, index: RayIndex, queries: Representation, k: int, allowed: Sequence[Array | None]
+    ) -> None:
+        self._settings = pickle.dumps((index.config, index.formula), pickle.HIGHEST_PROTOCOL)
+        content = (queries.kind, queries.dim, queries.arrays()), k
+        self._queries = pickle.dumps(content, pickle.HIGHEST_PROTOCOL)
+        if len(self._queries) > _COPIED:
+            self._queries = ray.put(self._queries)
+        self._states = [zlib.crc32(part.state.saved) for part in index.store.parts]
+        self._masks = [None if mask is None else np.packbits(mask).tobytes() for mask in allowed]
+
+    def put(self, actor: Any, group: Sequence[int]) -> Any:
+        """Ask an actor about all its shards; return the reference of its answer."""
+        parts = pickle.dumps([(self._states[shard], self._masks[shard]) for shard in group])
+        return actor.search.remote(self._settings, self._queries, parts)
 
 
 class _ThreadView(threading.local):
@@ -233,35 +272,51 @@ class _ThreadView(threading.local):
 
 
 class ShardSearcher:
-    """Searches a shard; an actor of Ray has one."""
+    """Searches one or several shards; an actor of Ray has one."""
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        self._parts = [_Part(path) for path in paths]
+        self._settings = b""
+
+    def search(self, settings: bytes, queries: bytes, parts: bytes) -> bytes:
+        """Search all shards.
+
+        Args:
+            settings: Pickled ``(config, formula)`` of the search, see `irkit.index.StoredRows`.
+            queries: Pickled queries, as ``(kind, dim, arrays)``, and maximum number of results.
+            parts: Pickled list: for each shard the checksum of the manifest of one of its last states, and
+                packed bits of the rows that may be results, or None for all.
+
+        Returns:
+            Pickled list: for each shard ``(queries, k)`` rows of the shard, and their scores.
+
+        Raises:
+            StorageError: A shard is in another state.
+        """
+        if settings != self._settings:
+            config, formula = pickle.loads(settings)
+            for index in [part.index for part in self._parts]:
+                if index.formula != formula:
+                    index.formula = formula
+                if index.config != config:
+                    index.config = config
+            self._settings = settings
+        content, k = pickle.loads(queries)
+        rows = representation_from_arrays(*content)
+        asked = zip(self._parts, pickle.loads(parts), strict=True)
+        found = [part.search(state, rows, k, mask) for part, (state, mask) in asked]
+        return pickle.dumps(found, pickle.HIGHEST_PROTOCOL)
+
+
+class _Part:
+    """A shard that an actor searches, in its last states."""
 
     def __init__(self, path: str) -> None:
         self.store = Store.open(path, verify=False)
         self.index: Any = open_index(self.store)
         self._states: dict[int, Any] = {}
 
-    def search(
-        self,
-        state: int,
-        config: IndexConfig,
-        formula: tuple[float, float] | None,
-        queries: Representation,
-        k: int,
-        allowed: Array | None,
-    ) -> tuple[Array, Array]:
-        """Return rows of the shard and scores of a search of one of its last states.
-
-        Args:
-            state: Checksum of its manifest.
-            config: Settings of the search.
-            formula: See `irkit.index.StoredRows.formula`.
-            queries: The queries.
-            k: Maximum number of results.
-            allowed: Rows that may be results.
-
-        Raises:
-            StorageError: The shard is in another state.
-        """
+    def search(self, state: int, queries: Representation, k: int, mask: bytes | None) -> tuple[Array, Array]:
         if state not in self._states:
             self.store.refresh()
             newest = self.store.committed
@@ -272,10 +327,8 @@ class ShardSearcher:
             raise StorageError(
                 f"searching {self.store.path}: it was changed by another process; refresh the retriever"
             )
-        if self.index.formula != formula:
-            self.index.formula = formula
-        if self.index.config != config:
-            self.index.config = config
         with self.store.snapshot(self._states[state]):
+            bits = None if mask is None else np.frombuffer(mask, np.uint8)
+            allowed = None if bits is None else np.unpackbits(bits, count=len(self.index)).view(bool)
             hits = search_part(self.index, queries, k, allowed)
         return hits.rows, hits.scores

@@ -2,7 +2,8 @@
 
 Ray Data does the work. A task reads items, actors with a state of their own (such as a model) work on them,
 and the results come back one by one. Ray Data lets the reader wait while the actors are busy, and the actors
-while nobody takes their results.
+while nobody takes their results. Items and results are pickled; unpickling them trusts the actors of this
+cluster as Ray does.
 """
 
 from __future__ import annotations

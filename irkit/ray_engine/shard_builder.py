@@ -1,4 +1,7 @@
-"""Build a shard: encoded documents are stored as they come, and each only once, whatever dies meanwhile."""
+"""Build a shard: encoded documents are stored as they come, and each only once, whatever dies meanwhile.
+
+Portions come as pickles of actors; unpickling them trusts the actors of this cluster as Ray does.
+"""
 
 from __future__ import annotations
 
