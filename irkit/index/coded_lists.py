@@ -289,10 +289,14 @@ class CodedLists(StoredRows):
         candidates = max(self.config.candidates or 80 + 2 * k, k)
         return Effort(self._probes(k, live), candidates, candidates)
 
+    def _reach(self) -> int:
+        """Return how many lists a search reads for each square root of their number."""
+        return 6
+
     def _probes(self, k: int, live: int) -> int:
         """Return how many lists a search reads."""
         lists = self.store.rows("centroids.bin")
-        usual = self.config.probes or math.ceil(6 * math.sqrt(lists))
+        usual = self.config.probes or math.ceil(self._reach() * math.sqrt(lists))
         return max(usual, math.ceil(4 * k * lists / live))
 
     def _searcher(self) -> Searcher:

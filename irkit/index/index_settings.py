@@ -112,7 +112,7 @@ class DenseConfig(IndexConfig):
         lists: Number of lists. Default: 4 times the square root of the number of documents; without vectors
             at most one for 128 documents.
         probes: Lists read in a search; more finds more and takes longer. Default: 6 times the square root
-            of the number of lists. Many hits, or a filter that leaves little, read more.
+            of the number of lists, 9 times with int8. Many hits, or a filter that leaves little, read more.
         candidates: Documents of these lists that are ranked by their stored vectors. Default: 80, and 2 per
             hit.
         seed: Makes the build reproducible.
