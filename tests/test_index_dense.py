@@ -172,3 +172,26 @@ def test_a_damaged_rotation_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CorruptError, match="order"):
         again.search(vectors(2), 3)
     assert len(index) == 100
+
+
+@pytest.mark.parametrize(("keep", "bits"), [("float16", 2), ("int8", 4), ("none", 2)])
+def test_codes_of_more_bits(tmp_path: Path, keep: str, bits: int) -> None:
+    data, config = vectors(700), DenseConfig(keep=keep, bits=bits)
+    index = build(tmp_path / "index", data[:600], config)
+    index.add(data[600:])
+    index.finish()
+    assert (index.stats()["covered"], index.config.bits) == (700, bits)
+    assert recall(index, data) > (0.5 if keep == "none" else 0.95)
+    fewer = build(tmp_path / "fewer", data[:600], DenseConfig(keep=keep, bits=4 if keep == "none" else 1))
+    assert (fewer.stats()["bytes"] < index.stats()["bytes"]) == (keep != "none")
+    reopened = open_index(Store.open(tmp_path / "index"))
+    reopened.config = config.model_copy(update={"bits": 4 if bits == 2 else 2})
+    with pytest.raises(CorruptError, match="a segment is of other rows or codes"):
+        reopened.search(vectors(2, 5), 3)
+
+
+def test_one_bit_stands_for_no_vector() -> None:
+    with pytest.raises(
+        ConfigError, match="bits is 1, but with keep 'none' codes stand for vectors; expected 2 or 4"
+    ):
+        DenseConfig(keep="none", bits=1)

@@ -53,6 +53,7 @@ _GROWTH = 4  # times as many rows as were trained on: train anew
 _LARGEST = 1e30  # square of a row's length that float32 can compute with
 _UNIT = 1e-2  # rows whose squared lengths differ from 1 by less count as normalised
 _QUERIES = 512  # searched at once
+SIGNS = 4  # times as many rows as are ranked are chosen by signs, where more bits choose among these
 _ROTATION = ("rotation_signs.bin", "rotation_order.bin")
 _LISTS = ("centroids.bin", "centroid_scales.bin", "margins.bin")
 
@@ -64,7 +65,6 @@ class CodedLists(StoredRows):
     """
 
     config: DenseConfig | MuveraConfig
-    _nbits = 1  # of a code, per dimension
 
     def finish(self, progress: StageProgress | None = None) -> None:
         """Train centroids if rows have become many, and put the rows without lists into a segment.
@@ -133,6 +133,10 @@ class CodedLists(StoredRows):
 
     # ---- what lists and codes are of; a kind of index may override these ----
 
+    def _nbits(self) -> int:
+        """Return the bits of a code per dimension."""
+        raise NotImplementedError
+
     def _width(self, dim: int) -> int:
         """Return the dimensions of the vectors that stand for documents of ``dim``."""
         return dim
@@ -190,7 +194,7 @@ class CodedLists(StoredRows):
                 return before
             codes, scales = (torch.from_numpy(self.store.read(name)) for name in _LISTS[:2])
             centroids = ((codes * scales[:, None]) @ self._matrix().T).numpy()
-            return Encoder(centroids, self._rotation(), self._nbits)
+            return Encoder(centroids, self._rotation(), self._nbits())
 
         return self.store.extended("encoder", ["centroids.bin"], extend)
 
@@ -214,7 +218,7 @@ class CodedLists(StoredRows):
         def check(segment: Segment) -> None:
             with fitting(self.store.path):
                 nbits = check_segment(segment.arrays, lists, width, euclidean=False)
-            if nbits != self._nbits or len(segment.arrays["rows"]) != segment.stop - segment.start:
+            if nbits != self._nbits() or len(segment.arrays["rows"]) != segment.stop - segment.start:
                 raise corrupt(self.store.path, "a segment is of other rows or codes")
 
         return read_segments(self.store, check)

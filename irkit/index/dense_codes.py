@@ -23,13 +23,11 @@ def open_dense(store: Store, config: DenseConfig) -> DenseLists:
 
 
 class DenseCodes(DenseLists):
-    """Lists and codes of four bits per dimension; the vectors are those that the codes stand for.
+    """Lists and codes of two or four bits per dimension; the vectors are those that the codes stand for.
 
     Vectors wait in float32 until `finish` codes them. From then on searches, scores and
     `representations` have the vectors that codes stand for, and so does whatever is trained anew.
     """
-
-    _nbits = 4
 
     def finish(self, progress: Callable[[str, int, int | None], object] | None = None) -> None:
         """Code the vectors that wait, see `DenseLists.finish`.

@@ -11,10 +11,11 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from irkit_kernels.dense_search import Effort
 
 from irkit.core.representation import Dense, Representation
 from irkit.index.array_files import Array
-from irkit.index.coded_lists import CodedLists
+from irkit.index.coded_lists import SIGNS, CodedLists
 from irkit.index.index_settings import DenseConfig
 from irkit.index.lone_query import Single, search_alone
 from irkit.index.state import snapshot
@@ -26,6 +27,9 @@ class DenseLists(CodedLists):
     """Lists and codes over dense vectors. Scores are exact for the stored vectors."""
 
     config: DenseConfig
+
+    def _nbits(self) -> int:
+        return self.config.bits or (4 if self.config.keep == "none" else 1)
 
     @snapshot
     def stats(self) -> dict[str, Any]:
@@ -79,6 +83,12 @@ class DenseLists(CodedLists):
         return {name: self.store.read(file)[: self._covered] for name, file in names.items()}
 
     # ---- searching ----
+
+    def _effort(self, k: int, live: int) -> Effort:
+        effort = super()._effort(k, live)
+        if self._nbits() == 1 or self.config.keep == "none":
+            return effort
+        return effort._replace(candidates=SIGNS * effort.candidates)
 
     def _reach(self) -> int:
         """Return more for vectors in 8 bits, whose rounding loses hits: still 99 of 100 are found."""

@@ -115,9 +115,11 @@ class DenseConfig(IndexConfig):
             of the number of lists, 9 times with int8. Many hits, or a filter that leaves little, read more.
         candidates: Documents of these lists that are ranked by their stored vectors. Default: 80, and 2 per
             hit.
+        bits: Bits of a code per dimension: 1, 2 or 4; without vectors 2 or 4. The first of them choose
+            candidates, of which all rank those that stored vectors rank. Default: 1, without vectors 4.
         seed: Makes the build reproducible.
 
-    Source: Gao and Long, RaBitQ, arXiv 2405.12497.
+    Source: Gao and Long, RaBitQ, arXiv 2405.12497; more bits: the same and others, arXiv 2409.09913.
     """
 
     kind: Literal["dense"] = "dense"
@@ -125,7 +127,14 @@ class DenseConfig(IndexConfig):
     lists: int | None = Field(None, ge=1)
     probes: int | None = Field(None, ge=1)
     candidates: int | None = Field(None, ge=1)
+    bits: Literal[1, 2, 4] | None = None
     seed: int = Field(0, ge=0)
+
+    @model_validator(mode="after")
+    def _check_bits(self) -> Self:
+        if self.keep == "none" and self.bits == 1:
+            raise ValueError("bits is 1, but with keep 'none' codes stand for vectors; expected 2 or 4")
+        return self
 
 
 class PlaidConfig(IndexConfig):
@@ -136,7 +145,8 @@ class PlaidConfig(IndexConfig):
 
     Attributes:
         nbits: Bits per dimension of a residual; fewer take less space and find less.
-        centroids: Number of centroids. Default: about 10 times the square root of the number of tokens.
+        centroids: Number of centroids. Default: about 10 times the square root of the number of tokens, at
+            most 32,768.
         nprobe: Centroids visited per token of a query. Default: about 32 per query.
         candidates: Documents whose score is computed from more than their centroids, at least twice the hits.
             Default: 256, or 8 per hit. Four times as many are ranked by their centroids, and residuals are

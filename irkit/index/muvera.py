@@ -24,7 +24,7 @@ from torch import Tensor
 from irkit.core.ragged import Ragged
 from irkit.core.representation import MultiVector, Representation
 from irkit.index.array_files import Array
-from irkit.index.coded_lists import CodedLists
+from irkit.index.coded_lists import SIGNS, CodedLists
 from irkit.index.index_settings import MuveraConfig
 from irkit.index.state import snapshot
 from irkit.index.stored_rows import to_float16
@@ -32,7 +32,6 @@ from irkit.index.topk import Hits, TopK
 
 _NUMBERS = 1 << 23  # numbers of encodings made at once: 32 MB
 _SCAN = 1.5  # documents per candidate up to which all are scored: a scan takes less time for each
-_SIGNS = 4  # times as many are chosen by the signs of their codes
 _TRAIN = 4096  # documents that centroids are trained on, at least
 _TRAIN_NUMBERS = 1 << 27  # or as many as make 512 MB
 
@@ -96,7 +95,6 @@ class Muvera(CodedLists):
     """
 
     config: MuveraConfig
-    _nbits = 2
 
     @snapshot
     def stats(self) -> dict[str, Any]:
@@ -106,6 +104,9 @@ class Muvera(CodedLists):
     @property
     def _encodings(self) -> Encoder:
         return _encoder(self.dim, self.config)
+
+    def _nbits(self) -> int:
+        return 2
 
     def _width(self, dim: int) -> int:
         return self.config.repetitions * (1 << self.config.bits) * self.config.projection
@@ -149,7 +150,7 @@ class Muvera(CodedLists):
     def _look_up(self, queries: Representation, k: int, keep: Array | None, live: int) -> Hits:
         assert isinstance(queries, MultiVector)
         width, covered = min(self._candidates(k), self._covered), self._covered
-        effort = Effort(self._probes(width, live), _SIGNS * width, width)
+        effort = Effort(self._probes(width, live), SIGNS * width, width)
         keep = keep if keep is None else keep[:covered]
         rows, _ = self._searcher().find(self._query_vectors(queries), width, effort, keep)
         empty = (queries.tokens.lengths == 0).numpy()
