@@ -529,7 +529,8 @@ def test_memory_that_runs_out_on_the_way_is_as_if_there_were_none(
 
 def test_numbers_of_centroids() -> None:
     assert [centroid_count(tokens, 10**6) for tokens in (1, 100, 700_000, 3_500_000)] == [1, 12, 8320, 18688]
-    assert centroid_count(10**9, 10**6) == 10**6 // 8 // 64 * 64
+    assert centroid_count(10**9, 10**5) == 10**5 // 8 // 64 * 64
+    assert centroid_count(10**9, 10**6) == 1 << 15
 
 
 def test_samples_are_spread() -> None:

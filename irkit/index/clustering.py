@@ -22,12 +22,16 @@ _REFINED = 3  # rounds over all centroids, after those within clusters
 _PART = 1 << 17  # tokens assigned at once
 _POINTS = 8  # tokens per centroid, at least
 _STEP = 64  # numbers of centroids are multiples of it
+_MOST = 1 << 15  # centroids: a query scores all of them, and a build compares each token with all
 _SPLIT = 1 / 1024  # relative distance of a centroid from the one whose tokens it shares, as in FAISS
 
 
 def centroid_count(tokens: int, limit: int) -> int:
-    """Return the number of centroids for ``tokens``, of which ``limit`` are sampled: 10 times the root."""
-    count = min(int(10 * math.sqrt(tokens)), min(tokens, limit) // _POINTS)
+    """Return the number of centroids for ``tokens``, of which ``limit`` are sampled.
+
+    It is 10 times the root of ``tokens``, up to `_MOST`: more of them take time and hardly find more.
+    """
+    count = min(int(10 * math.sqrt(tokens)), min(tokens, limit) // _POINTS, _MOST)
     return max(1, count - count % _STEP if count > _STEP else count)
 
 

@@ -8,9 +8,9 @@ bits per dimension.
 An index is built and extended in three steps that are committed one by one:
 
 1. **Train.** A spherical k-means over a sample of the tokens makes about 10 times the square root of their
-   number of centroids. The codebook of the residuals is trained on a smaller sample. When tokens are added
-   later, more centroids come to those that are there, trained on the tokens that these fit worst; how many,
-   depends on the growth, and on whether the new tokens fit worse than the first ones did.
+   number of centroids, at most 32,768. The codebook of the residuals is trained on a smaller sample. When
+   tokens are added later, more centroids come to those that are there, trained on the tokens that these fit
+   worst; how many, depends on the growth, and on whether the new tokens fit worse than the first ones did.
 2. **Compress.** Each token becomes its nearest centroid and a coded residual, block by block. A build commits
    each block, so that a killed one resumes after the last. The tokens themselves are then dropped, unless
    ``keep_tokens`` is set.
