@@ -182,6 +182,8 @@ def test_tokens_that_are_not_attended_to(name: str, attention: str, tmp_path: Pa
         assert (gradient - wanted[key]).abs().max() <= 1e-5 * largest, key
     with torch.inference_mode():
         assert ((ours(tokens, attended).values - expected) * same).abs().max() <= 1e-5 * scale
+        ours.pack_()
+        assert ((ours(tokens, attended).values - expected) * same).abs().max() <= 1e-5 * scale
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from irkit.encoder.layers import ACTIVATIONS, apply_linear, linear
+from irkit.encoder.linear import pack_
 from irkit.encoder.rotary import rotary_table, rotate
 
 ACTIVE = st.sampled_from([None, *ACTIVATIONS])
@@ -129,3 +130,23 @@ def test_rotation_in_place_is_the_one_with_gradients(rows, width, dtype, interle
         got = rotate(parts[:, 1], table, interleaved)
     assert torch.equal(got, expected)
     assert torch.equal(parts[:, ::2], others)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
+def test_packed_weights_give_the_same(activation, dtype):
+    layer = nn.Linear(24, 40).to(dtype)
+    inputs = [torch.randn(rows, 24).to(dtype) for rows in (0, 1, 8, 40)]
+    inputs.append(torch.randn(9, 48).to(dtype)[:, ::2])
+    with torch.inference_mode():
+        expected = [apply_linear(layer, x, activation) for x in inputs]
+    before = layer.weight.detach().clone()
+    pack_(layer)
+    pack_(layer)  # changes nothing
+    assert torch.equal(layer.weight.to_dense() if layer.weight.is_mkldnn else layer.weight, before)
+    tolerance = {"rtol": 1e-5, "atol": 1e-6} if dtype == torch.float32 else {"rtol": 0.02, "atol": 0.02}
+    with torch.inference_mode():
+        for x, y in zip(inputs, expected, strict=True):
+            torch.testing.assert_close(apply_linear(layer, x, activation), y, **tolerance)
+        if dtype == torch.float32:
+            assert apply_linear(layer, torch.full((8, 24), torch.nan), activation).isnan().all()

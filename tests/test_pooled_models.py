@@ -76,6 +76,9 @@ def test_every_family_pools_with_its_own_weights(family: str, tmp_path: Path) ->
     assert isinstance(again, Encoder)
     assert again.family == family
     assert torch.equal(again(tokens).values, pooled.values)
+    again.pack_()
+    with torch.inference_mode():
+        torch.testing.assert_close(again(tokens).values, pooled.values, rtol=1e-5, atol=1e-5)
     encoder.set_pooling_([None] * 4)
     encoder.save_pretrained(tmp_path / "plain")
     saved = json.loads((tmp_path / "plain" / "config.json").read_text())

@@ -179,6 +179,14 @@ class Encoder(nn.Module):
         for layer in self.layers:
             cast(Layer, layer).quantize_()
 
+    def pack_(self) -> None:
+        """Lay out the weights of all layers for inference on a CPU, in place; on a GPU do nothing.
+
+        The results are the same up to rounding. The encoder can no longer be trained, saved, moved or copied.
+        """
+        for layer in self.layers:
+            cast(Layer, layer).pack_()
+
     def grow_(self, vocab_size: int) -> None:
         """Extend the word embeddings to ``vocab_size`` rows, in place; new rows are the mean of the old rows.
 

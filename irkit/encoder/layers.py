@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from irkit.core.ragged import Ragged
 from irkit.encoder.attention import Backend, PositionTerms, attend, leading
 from irkit.encoder.encoder_config import Activation, EncoderConfig, LayerConfig, Pooling
-from irkit.encoder.linear import ACTIVATIONS, apply_linear, is_plain, linear
+from irkit.encoder.linear import ACTIVATIONS, apply_linear, is_plain, linear, pack_
 from irkit.encoder.rotary import RotaryScaling, rotary_table, rotate
 
 _DRAWS = 1 << 16  # numbers that a draw of dropout tells apart
@@ -328,7 +328,7 @@ class Layer(nn.Module):
             x = self.attention_norm(x)
         if isinstance(self.qkv, nn.ModuleList):
             split = tuple(part(x) for part in self.qkv[first:last])
-        elif last - first < 3 and is_plain(self.qkv):
+        elif last - first < 3 and is_plain(self.qkv) and not self.qkv.weight.is_mkldnn:
             start = sum(self.widths[:first])
             rows = slice(start, start + sum(widths))
             bias = None if self.qkv.bias is None else self.qkv.bias[rows]
@@ -350,6 +350,15 @@ class Layer(nn.Module):
         )
         self.out, self.down = Int8Linear(self.out), Int8Linear(self.down)
         self.up = Int8Linear(self.up, activation="gelu" if fused else "none")
+
+    def pack_(self) -> None:
+        """Lay out weights for inference on the CPU, in place, but not those of which parts are multiplied."""
+        pack_(self.out)
+        pack_(self.down)
+        if not any(self.config.schedule):
+            pack_(self.qkv)
+        if not self.config.gated:
+            pack_(self.up)
 
     def _feed_forward(self, x: Tensor) -> Tensor:
         if not self.config.gated:

@@ -194,7 +194,8 @@ class ModelParts(nn.Module):
         for name, weight in sorted(self.named_parameters()):
             if not name.startswith("query_model."):
                 digest.update(f"{name} {tuple(weight.shape)}".encode())
-                rounded = weight.detach().to("cpu", torch.bfloat16).contiguous()
+                plain = weight.to_dense() if weight.is_mkldnn else weight.detach()
+                rounded = plain.to("cpu", torch.bfloat16).contiguous()
                 digest.update(rounded.view(torch.int16).numpy().data)
         return digest.hexdigest()
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from irkit.arguments import suggest
+from irkit.encoder import Encoder
 from irkit.errors import BadValueError, StorageError
 from irkit.index.directory import MANIFEST
 from irkit.model import Model
@@ -225,7 +226,11 @@ def _load_model(source: str, config: ServeConfig) -> Model | CrossEncoder:
             if "SequenceClassification" in " ".join(json.loads(settings.read_text())["architectures"]):
                 return CrossEncoder(source, device=config.device)
     with _as_model(source):
-        return Model.from_pretrained(source, device=config.device, dtype=config.dtype)
+        model = Model.from_pretrained(source, device=config.device, dtype=config.dtype)
+    for part in model.modules():
+        if isinstance(part, Encoder):
+            part.pack_()
+    return model
 
 
 def _lookup(items: Mapping[str, T], name: str, what: str) -> T:
