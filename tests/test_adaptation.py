@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from irkit.training import TrainingArguments
 from irkit.training.masked_lm_step import MaskedLMStep
 from irkit.training.train_run import TrainingLog
 from irkit.vocabulary import AdaptationConfig, adapt, calibrate, head_only, probe
+from irkit.vocabulary.sparse_alignment import AlignmentCollator, AlignmentStep, highest_logits
 
 TEXTS = ["search the index of a vector model", "neural text", "in the token model on an index", "a search"]
 SMALL = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "use_cpu": True}
@@ -312,6 +314,41 @@ def test_the_head_alone_learns_the_terms_of_the_other(
     changed = {name for name, value in weights(adapted).items() if not torch.equal(value, before[name])}
     assert changed == {name for name in before if name.startswith("head.")}
     assert logs(tmp_path / "out", "eval_loss")[-1] < 0.8 * logs(tmp_path / "out", "eval_loss")[0]
+
+
+def test_the_logits_of_a_teacher_are_learned(
+    model: Model, target: Model, corpus: Path, tmp_path: Path
+) -> None:
+    joined = head_only(model, target)
+    target.save_pretrained(tmp_path / "teacher")
+    step = AlignmentStep(joined, target)
+    batch = AlignmentCollator(joined, target, 16)([(0, TEXTS[0]), (1, TEXTS[1])])
+    ours, theirs = (
+        torch.stack(list(highest_logits(each, tokens)))
+        for each, tokens in ((joined, batch.tokens), (target, batch.teacher_tokens))
+    )
+    wanted = theirs.clamp(min=0).log1p()
+    torch.testing.assert_close(target.encode_document(TEXTS[:2]).to_dense(), wanted)
+    active = (ours > 0) | (theirs > 0)
+    assert step(batch).item() == pytest.approx((ours - theirs)[active].square().mean().item(), rel=1e-5)
+    assert [name for name, _ in step.named_parameters()] == [
+        f"model.{name}" for name, _ in joined.named_parameters()
+    ]
+    train = {**SMALL, "max_steps": 30, "learning_rate": 1e-2}
+    config = {"texts": str(corpus), "teacher": str(tmp_path / "teacher"), "train": train}
+    config |= {"validation": str(corpus)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # sentence-transformers cannot open such a model
+        adapt(joined, config, tmp_path / "out")
+    losses = logs(tmp_path / "out", "eval_loss")
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_a_teacher_has_the_same_terms(model: Model, target: Model, tiny_bert: Path) -> None:
+    with pytest.raises(ConfigError, match="and they differ; expected a sparse model on the target"):
+        AlignmentStep(model, target)
+    with pytest.raises(ConfigError, match="got a multi_vector model"):
+        AlignmentStep(model, Model.multi_vector(tiny_bert, device="cpu"))
 
 
 def test_only_sparse_models_have_such_a_head(model: Model, tiny_bert: Path) -> None:

@@ -29,5 +29,5 @@ def test_a_recipe_of_ours_can_be_read(path: Path, tmp_path: Path) -> None:
 
 
 def test_each_recipe_has_a_twin_for_a_laptop() -> None:
-    names = {path.stem for path in RECIPES} - {"notes"}
+    names = {path.stem for path in RECIPES} - {"notes", "vocabulary_chemistry"}  # a study has that one
     assert {f"{name.removesuffix('_local').removesuffix('_released')}_local" for name in names} <= names

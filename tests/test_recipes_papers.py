@@ -248,6 +248,42 @@ RECIPES: dict[str, Numbers] = {
         "evaluation.2.source": ("ir_datasets:beir/arguana", "5.1: the first of BEIR-13"),
         "evaluation.2.at_end": (True, "no model is chosen on it"),
     },
+    "vocabulary_chemistry": {
+        key: pair
+        for key, pair in SPLADE.items()
+        if key.startswith("regularizers")
+        or key in ("model.kind", "model.max_length", "train.learning_rate", "train.lr_scheduler_type")
+    }
+    | {
+        "model.name": ("answerdotai/ModernBERT-base", "Vocabulary gaps 6.6"),
+        "vocabulary.texts": (["dolma-chem.jsonl.gz"], "6.6: dolma-chem"),
+        "vocabulary.target.algorithm": ("bpe", "6.6: BPE"),
+        "vocabulary.target.size": (30_000, "6.6: the middle one of five sizes"),
+        "vocabulary.initialization.initialization": ("subtoken", "6.6"),
+        "vocabulary.initialization.bias": ("prior", "4.2.1: eq. 10"),
+        "vocabulary.adaptation.preset": ("20k", "5.3: the schedule"),
+        "vocabulary.adaptation.masking.rate": (0.3, "5.3"),
+        "vocabulary.adaptation.masking.emphasis": (2.0, "5.3: lambda"),
+        "vocabulary.adaptation.train_head": (False, "4.2.3: only the embedding layer"),
+        "vocabulary.adaptation.train.max_steps": (3000, "6.6: 3k steps"),
+        "vocabulary.adaptation.train.bf16": (True, MEMORY),
+        "vocabulary.calibration.rate": (0.4, "5.3: about 40 % at first"),
+        **files(source="chemistry-pairs.jsonl"),
+        "data.0.documents": (1, "6.6: pairs"),
+        "losses.0.kind": ("infonce", "6.6"),
+        "train.seed": (42, "A.1"),
+        "train.num_train_epochs": (1, "not said"),
+        "train.warmup_steps": (0.04, "6,000 of 150,000"),
+        "train.weight_decay": (0.01, ENSEMBLE_DISTIL),
+        "train.per_device_train_batch_size": (128, ENSEMBLE_DISTIL),
+        "train.gradient_cache_size": (64, MEMORY),
+        "train.bf16": (True, MEMORY),
+        "train.save_steps": (1000, MEMORY),
+        **{f"evaluation.{n}.source": (name, "6.6") for n, name in enumerate(("ChemHotpotQA", "ChemNQ"))},
+        **{f"evaluation.{n}.split": ("test", "6.6") for n in range(2)},
+        **{f"evaluation.{n}.document_length": (512, "5.3") for n in range(2)},
+        **{f"evaluation.{n}.at_end": (True, "no model is chosen on it") for n in range(2)},
+    },
     "inference_free": {
         "model.name": ("Luyu/co-condenser-marco", INFERENCE_FREE),
         "model.kind": ("sparse", INFERENCE_FREE),

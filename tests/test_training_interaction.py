@@ -133,7 +133,9 @@ def test_it_is_trained_saved_and_loaded(options: Any, tiny_bert: Path, tmp_path:
     torch.testing.assert_close(loaded(queries, documents), step.interaction(*wanted))
     if options.get("pooling") == "multiple_cls":
         ids = again.pipeline("document").tokenize(["gnu"])[0].tolist()
-        assert len(set(ids[:3])) == 1 != len(set(ids[:4]))
+        assert again.tokenizer.tokens(max(ids) + 1)[ids[1]] == "[D_CLS]"
+        assert len(set(ids[1:3])) == 1
+        assert len(set(ids[:4])) == 3
         assert again.prompts["document"] == model.prompts["document"]
         make_interaction(MVA(**options), again)  # trained further, it does not get more
         assert again.prompts["document"] == model.prompts["document"]
@@ -146,7 +148,11 @@ def test_class_tokens_of_queries_are_what_is_compared(tiny_bert: Path) -> None:
     attention = make_interaction(MVA(query_classes=3), model)
     assert isinstance(attention, PooledAttention)
     ids = model.pipeline("query").tokenize(["gnu"])[0].tolist()
-    assert len(set(ids[:3])) == 1 != len(set(ids[:4]))
+    first, learned = model.tokenizer.ids(["[CLS]", "[Q_CLS]"])
+    assert ids[:3] == [first, learned, learned]
+    assert ids.count(learned) == 2
+    words = model.encoder.word_embeddings
+    assert words[learned].equal(words[first])  # at first
     assert model.max_length("query") == 12 + 2
     assert model.prompts.get("document", "") == ""
     queries = model.encode_representation(["gnu", "neural index of vectors"], "query")

@@ -45,6 +45,33 @@ def test_whole_words_are_tokens_until_the_size_is_reached(tmp_path: Path) -> Non
     assert fragmentation(bare, ["genes of", "Of!"]) == 5 / 4
 
 
+def test_bpe_merges_the_pairs_that_it_learned(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    made, other = (
+        train_vocabulary(TEXTS, tmp_path / name, DomainConfig(size=90, algorithm=name))
+        for name in ("bpe", "wordpiece")
+    )
+    assert made.backend.get_vocab() == other.backend.get_vocab()
+    assert made.special_ids == {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
+    text = "Naïve kinases; GENES expressed 3"
+    assert made.token_spans(text)[0].token == "[CLS]"
+    peer = transformers.AutoTokenizer.from_pretrained(tmp_path / "bpe")
+    assert peer(text)["input_ids"] == made([text]).values.tolist()
+    # "##es" is learned before "ge", so BPE splits where the longest tokens would not
+    words = ["xes", "es", "yes", "gee", "ge"]
+    small = {"size": 22, "min_frequency": 1}
+    bpe, longest = (
+        train_vocabulary(words * 2, tmp_path / f"small-{name}", DomainConfig(algorithm=name, **small))
+        for name in ("bpe", "wordpiece")
+    )
+    assert bpe.backend.get_vocab() == longest.backend.get_vocab()
+    found = {
+        name: [p.token for p in made.token_spans("gees")][1:-1]
+        for name, made in (("bpe", bpe), ("longest", longest))
+    }
+    assert found == {"bpe": ["ge", "##es"], "longest": ["gee", "##s"]}
+
+
 @settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     texts=st.lists(st.text(st.sampled_from("abcdé- .x"), max_size=30), min_size=1, max_size=8),

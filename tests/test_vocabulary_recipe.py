@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
+import warnings
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import pytest
 from irkit import Model
 from irkit.errors import BadValueError, ConfigError, StorageError
 from irkit.tokenizer import Tokenizer
+from irkit.training.model_recipe import make_model
 from irkit.training.train_run import train
 from irkit.vocabulary.transfer_recipe import VocabularyRecipe
 from irkit.vocabulary.transfer_run import check, run
@@ -109,6 +112,50 @@ def test_without_data_calibration_is_the_last_stage(tiny_bert: Path, notes: Path
     assert made.tokenizer.signature == source.tokenizer.signature
     shared = made.tokenizer.ids(["search", "token", "##s", "[CLS]"])
     assert made.encoder.word_embeddings[shared].equal(source.encoder.word_embeddings[shared])
+
+
+def test_the_output_matrix_alone_may_change(tiny_bert: Path, notes: Path, tmp_path: Path) -> None:
+    given = recipe_of(tiny_bert, notes)
+    given["vocabulary"] |= {"head_only": True}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # sentence-transformers cannot open such a model
+        made = run(VocabularyRecipe.resolve(given), tmp_path / "out")
+    assert made.dim == 70
+    assert made.tokenizer.signature == Model.sparse(tiny_bert).tokenizer.signature
+    words = Tokenizer.from_pretrained(tmp_path / "out" / "stages" / "vocabulary")
+    assert made.head.vocabulary == tuple(words.tokens(70))
+    before, after = (Model.from_pretrained(tmp_path / "out" / "stages" / name) for name in STAGES[1:3])
+    assert before.encoder.word_embeddings.equal(after.encoder.word_embeddings)
+    assert not before.head.weight.equal(after.head.weight)
+
+
+def test_texts_may_be_read_in_lower_case(tiny_bert: Path, notes: Path, tmp_path: Path) -> None:
+    cased = Tokenizer.from_pretrained(tiny_bert)
+    cased.backend.normalizer = None
+    before = cased(["Search"]).values.tolist()
+    cased.lowercase()
+    cased.save(tmp_path)
+    again = Tokenizer.from_pretrained(tmp_path)
+    assert again(["Search"]).values.tolist() == again(["search"]).values.tolist() != before
+    given = recipe_of(tiny_bert, notes, vocabulary=None)
+    given["model"]["lowercase"] = True
+    made = make_model(VocabularyRecipe.resolve(given).model)
+    assert "Lowercase" in made.tokenizer.backend.to_str()
+
+
+@pytest.mark.slow
+def test_two_processes_run_all_stages(tiny_bert: Path, notes: Path, tmp_path: Path) -> None:
+    (tmp_path / "recipe.json").write_text(json.dumps(recipe_of(tiny_bert, notes)))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
+    keys = ("train", "vocabulary.adaptation.train")
+    sets = [f"--set={key}.{value}" for key in keys for value in ("use_cpu=true", "ddp_backend=gloo")]
+    words = [sys.executable, *launcher, "-m", "irkit", "transfer-vocab", "recipe.json", "--out", "out", *sets]
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in (tmp_path / "out" / "stages").iterdir()) == sorted(STAGES)
+    assert Model.from_pretrained(tmp_path / "out").dim == 70
+    assert json.loads((tmp_path / "out" / "vocabulary_transfer.json").read_text())["calibration"]
 
 
 def test_without_a_vocabulary_it_is_a_training(tiny_bert: Path, notes: Path, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Makes two models of one: ``python hide_words.py MODEL COLLECTION OUT [TOKENS]``.
 
-OUT/whole is the model with the tokens that the collection has most often, 8,192 by default, and all single characters.
+OUT/whole is the model with the 8,192 tokens that the collection has most often, among them all characters.
 OUT/part lacks two fifths of these words, drawn at random. So a transfer from part to whole is that of a model
 to a better vocabulary whose embeddings are known, which semantic initialisation needs.
 """
@@ -38,6 +38,7 @@ def with_tokens(model: Model, tokens: Iterable[str]) -> Model:
 
 
 def main(name: str, collection: str, out: str, size: str = "8192") -> None:
+    """Write both models."""
     model = Model.sparse(name, device="cpu")
     texts = [document.full_text for document in read_documents(collection)]
     counts = Counter(model.tokenizer(texts).values.tolist())

@@ -260,6 +260,13 @@ class Tokenizer:
             self._cut.clear()
             self._has_markers = True
 
+    def lowercase(self) -> None:
+        """Read all texts in lower case from now on, in place; the vocabulary stays."""
+        own = [] if self.backend.normalizer is None else [self.backend.normalizer]
+        self.backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *own])
+        self._cut.clear()
+        self.move()  # files of the tokenizer do not say so
+
     def without_special_tokens(self) -> Tokenizer:
         """Return a copy that adds no special tokens, so that more tokens of a text fit.
 

@@ -8,10 +8,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
-from tokenizers import BertWordPieceTokenizer, normalizers, pre_tokenizers
+from tokenizers import BertWordPieceTokenizer, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer as Learner
 
 from irkit.config import Config
 from irkit.errors import BadValueError
@@ -30,15 +31,18 @@ class DomainConfig(Config):
         size: Number of tokens, special tokens included; less if the texts do not hold as many.
         min_frequency: How often two tokens must follow each other to be merged.
         alphabet: Number of characters that get a token, the most frequent ones; all others are unknown.
+        algorithm: How words are split: ``"wordpiece"`` takes the longest token each time, ``"bpe"`` merges
+            pairs in the order in which they were learned. Both have the same tokens.
     """
 
+    algorithm: Literal["wordpiece", "bpe"] = "wordpiece"
     size: int = Field(30522, ge=len(_SPECIAL) + 1)
     min_frequency: int = Field(2, ge=1)
     alphabet: int = Field(1000, ge=1)
 
 
 def train_vocabulary(texts: Iterable[str], out: str | Path, config: DomainConfig | None = None) -> Tokenizer:
-    """Train a WordPiece tokenizer with the normalisation of BERT: lower case, no accents, punctuation apart.
+    """Train a WordPiece or BPE tokenizer as BERT splits texts: lower case, no accents, punctuation apart.
 
     The same texts give the same vocabulary. The trainer of the tokenizers library alone does not ensure that:
     it numbers characters in the order of a hash table, and chooses between equally frequent pairs by these
@@ -78,22 +82,33 @@ def train_vocabulary(texts: Iterable[str], out: str | Path, config: DomainConfig
             f"expected some, and fewer than the size of {config.size}: give other texts, a larger size or a "
             "smaller alphabet"
         )
-    backend = BertWordPieceTokenizer()
-    backend.train_from_iterator(
-        iter(texts),
+    learned = Learner(models.BPE(unk_token="[UNK]", continuing_subword_prefix=_INNER))
+    learned.normalizer, learned.pre_tokenizer = _normalizer, _splitter
+    trainer = trainers.BpeTrainer(  # WordPiece learns its tokens in the same way
         vocab_size=config.size,
         min_frequency=config.min_frequency,
         special_tokens=[*_SPECIAL, *inner_tokens],  # their numbers are those of this list
         initial_alphabet=sorted(alphabet),
         limit_alphabet=len(alphabet),
+        continuing_subword_prefix=_INNER,
         show_progress=False,
     )
+    learned.train_from_iterator(iter(texts), trainer)
     # the files of a BERT tokenizer
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
-    BertWordPieceTokenizer(backend.get_vocab()).save(str(folder / "tokenizer.json"))
+    made = BertWordPieceTokenizer(learned.get_vocab())
     settings: dict[str, Any] = {f"{token[1:-1].lower()}_token": token for token in _SPECIAL}
-    settings |= {"tokenizer_class": "BertTokenizer", "do_lower_case": True, "strip_accents": None}
+    if config.algorithm == "bpe":
+        state = json.loads(learned.to_str())["model"]
+        merges = [tuple(pair) for pair in state["merges"]]
+        made._tokenizer.model = models.BPE(
+            state["vocab"], merges, unk_token="[UNK]", continuing_subword_prefix=_INNER
+        )
+        settings |= {"tokenizer_class": "PreTrainedTokenizerFast"}
+    else:
+        settings |= {"tokenizer_class": "BertTokenizer", "do_lower_case": True, "strip_accents": None}
+    made.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2), encoding="utf-8")
     return Tokenizer.from_pretrained(out)
 

@@ -26,6 +26,7 @@ from irkit.utils.weights import read_weights
 _FOLDER, _CONFIG = "interaction", "config.json"
 _SHARPNESS = 20.0  # factor of cosines in the initial attention
 _DEVIATION = 0.02  # of new layers of BERT
+_CLASS_TOKENS: dict[Side, str] = {"query": "[Q_CLS]", "document": "[D_CLS]"}
 
 
 class MaxSim(Config):
@@ -86,9 +87,10 @@ Interaction = Annotated[MaxSim | XTR | MVA, Field(discriminator="kind")]
 def make_interaction(config: MaxSim | XTR | MVA, model: Model) -> nn.Module | None:
     """Return the module that compares token vectors in training; None stands for MaxSim.
 
-    ``multiple_cls`` and ``query_classes`` change the model: they add class tokens to the prompt of documents
-    or queries, so that the saved model makes the same vectors. If the model has a maximum length of such
-    texts, the length grows by the number of class tokens, so that as much of each text is read as before.
+    ``multiple_cls`` and ``query_classes`` change the model: they add class tokens, with an embedding for each
+    side, to the prompt of documents or queries, so that the saved model makes the same vectors. If the model
+    has a maximum length of such texts, the length grows by the number of class tokens, so that as much of
+    each text is read as before.
 
     Args:
         config: The setting of a recipe.
@@ -255,25 +257,35 @@ class _RetrievedTokens(nn.Module):
 
 
 def _prepend_classes(model: Model, size: int, side: Side) -> None:
-    """Extend the prompt of a side of the model, so that its texts begin with ``size`` class tokens."""
+    """Extend the prompt of a side of the model, so that its texts begin with ``size`` class tokens.
+
+    The first is the tokenizer's own. The others are a token of this side, ``[D_CLS]`` or ``[Q_CLS]``, whose
+    embedding starts as that of the first and is trained.
+    """
     key = "size" if side == "document" else "query_classes"
-    tokenizer = model.tokenizer
-    token = tokenizer.token_spans("a")[0].token
-    if tokenizer.ids([token])[0] not in tokenizer.special_tokens():
+    tokenizer, encoder = model.tokenizer, model.encoder
+    first, learned = tokenizer.token_spans("a")[0].token, _CLASS_TOKENS[side]
+    if tokenizer.ids([first])[0] not in tokenizer.special_tokens():
         raise ConfigError(
             f"interaction.{key}: multiple_cls needs a model whose texts begin with a class token, those of "
-            f"this one begin with {token!r}; choose first_k"
+            f"this one begin with {first!r}; choose first_k"
         )
     prompt = rest = model.prompts.get(side, "")
-    while rest.startswith(token):  # added by an earlier training
-        rest = rest.removeprefix(token)
-    added = size - 1 - (len(prompt) - len(rest)) // len(token)
+    while rest.startswith(learned):  # added by an earlier training
+        rest = rest.removeprefix(learned)
+    added = size - 1 - (len(prompt) - len(rest)) // len(learned)
     if (length := model.head.max_length(side)) is not None:
-        most = model.encoder.max_positions
+        most = encoder.max_positions
         if most is not None and length + added > most:
             raise ConfigError(
                 f"interaction.{key}: {added} class tokens more make texts of {length + added} tokens, the "
                 f"encoder has {most} positions; lower {key} or model.config.{side}_length"
             )
         model.set_length(side, length + added)
-    model.prompts[side] = token * (size - 1) + rest
+    if size > 1 and not tokenizer.ids([learned]):
+        tokenizer.add_marker(learned)
+        encoder.grow_(tokenizer.vocab_size)
+        new, start = tokenizer.ids([learned, first])
+        with torch.no_grad():
+            encoder.word_embeddings[new] = encoder.word_embeddings[start]
+    model.prompts[side] = learned * (size - 1) + rest

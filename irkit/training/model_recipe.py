@@ -105,12 +105,14 @@ class SparseModel(_CutModel):
         query_length: ``max_length`` for queries only.
         document_length: ``max_length`` for documents only.
         queries: How the model represents queries, if not like documents; see `Model.set_queries`.
+        lowercase: Read all texts in lower case, whatever the tokenizer does.
     """
 
     kind: Literal["sparse"] = "sparse"
     config: SparseConfig = SparseConfig()
     vocabulary: list[str] | str | None = None
     queries: Queries = None
+    lowercase: bool = False
 
 
 class HeadModel(_CutModel):
@@ -238,7 +240,10 @@ def _load(recipe: PretrainedModel | MultiVectorModel | SparseModel | HeadModel |
         return Model.multi_vector(recipe.name, recipe.projection, recipe.config, **options)
     if isinstance(recipe, SparseModel):
         terms = _read_terms(recipe.vocabulary)
-        return Model.sparse(recipe.name, recipe.config, vocabulary=terms, queries=recipe.queries, **options)
+        made = Model.sparse(recipe.name, recipe.config, vocabulary=terms, queries=recipe.queries, **options)
+        if recipe.lowercase:
+            made.tokenizer.lowercase()
+        return made
     if isinstance(recipe, SeveralModel):
         return Model.several(recipe.name, recipe.heads, **options)
     if isinstance(recipe, HeadModel):

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from operator import methodcaller
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Protocol, Self
 
 from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 
 from irkit.config import Config, as_list
 from irkit.errors import ConfigError
-from irkit.training.masking import Masking, MaskingConfig, PretrainCollator
+from irkit.training.masking import MaskingConfig
 from irkit.training.model_step import TextStep
 from irkit.training.pretraining.corpus import first_texts, open_texts, read_corpora
 from irkit.training.train_run import TrainingLog
@@ -18,7 +19,16 @@ from irkit.training.trainer import Trainer
 from irkit.training.training_arguments import TrainingArguments, first_evaluating
 
 _VALIDATED = 32  # texts per batch
-Collate = Masking | PretrainCollator
+
+
+class Collate(Protocol):
+    """Makes a batch of numbered texts, which are cut at ``max_length`` tokens."""
+
+    max_length: int | None
+
+    def __call__(self, texts: Sequence[tuple[int, str]]) -> Any:
+        """Make a batch."""
+        ...
 
 
 class TextTrainingConfig(Config):

@@ -1,4 +1,4 @@
-"""Adaptation to a new vocabulary: a short phase of masked language modelling with frozen layers."""
+"""Adaptation to a new vocabulary: masked language modelling with frozen layers, or a teacher's logits."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from irkit.tokenizer import Tokenizer
 from irkit.training.masked_lm_step import MaskedLMStep
 from irkit.training.masking import Masking, MaskingConfig
 from irkit.training.run_directory import check_directory
-from irkit.training.text_training import TextTrainingConfig, text_trainer
+from irkit.training.text_training import Collate, TextTrainingConfig, text_trainer
 from irkit.training.train_run import run_trainer
 from irkit.training.training_arguments import TrainingArguments
+from irkit.vocabulary.sparse_alignment import AlignmentCollator, AlignmentStep
 
 _BATCH = 2048  # texts per step, in all processes
 _ALWAYS: dict[str, Any] = {
@@ -47,18 +48,22 @@ class AdaptationConfig(TextTrainingConfig):
         masking: Which tokens are hidden.
         train_head: Whether the layers and the bias of the head are trained, too. If not, only the embeddings
             of tokens are, as the paper says.
+        teacher: Name or directory of a sparse model on the new vocabulary. If given, all of the model learns
+            the teacher's logits instead of hidden tokens (SAP), see
+            `irkit.vocabulary.sparse_alignment.AlignmentStep`; ``masking`` and ``train_head`` do nothing.
         train: Arguments by the names of `irkit.training.TrainingArguments`; they override the preset.
             ``gradient_accumulation_steps`` changes the number of texts per step. ``learning_rates`` override
             the freezing of everything but word embeddings and head: ``{"encoder.layers": 1e-5}`` trains
             layers, too.
 
-    Source: "Bridging Vocabulary Gaps", sections 4.2.3 and 5.3.
+    Source: "Bridging Vocabulary Gaps", sections 4.2.3, 5.3 and 6.3.
     """
 
     preset: Annotated[Literal["500", "20k"], BeforeValidator(str)] = "500"  # YAML reads 500 as a number
     max_length: PositiveInt = 128
     masking: MaskingConfig = MaskingConfig()
     train_head: bool = True
+    teacher: str | None = None
 
     def arguments(self, output_dir: str | Path, frozen: Mapping[str, float]) -> TrainingArguments:
         """Make the arguments of the trainer.
@@ -88,6 +93,8 @@ def adapt(
 ) -> Model:
     """Train word embeddings, and the head, of a sparse model to predict hidden tokens; the rest is frozen.
 
+    With ``teacher`` in the configuration, the whole model learns the logits of that model instead.
+
     An interrupted training resumes from its last checkpoint.
 
     Args:
@@ -114,17 +121,24 @@ def adapt(
         >>> adapt(transfer.model, {"texts": "wikipedia.jsonl"}, "adapted", is_new=new)  # doctest: +SKIP
     """
     config = AdaptationConfig.of(config, "adaptation")
-    directory, step = Path(out), MaskedLMStep(model)
+    directory = Path(out)
     check_directory(directory, config)
-    # trainer
-    arguments = config.arguments(
-        directory / "checkpoints", _frozen(model, config.train_head, labels is not None)
-    )
     length = min(filter(None, (config.max_length, model.tokenizer.max_length)))
     model.tokenizer.check_length(length, "adaptation.max_length")
-    options: dict[str, Any] = {"labels": labels, "max_length": length}
-    masking = Masking(model.tokenizer, config.masking, is_new=is_new, seed=arguments.seed, **options)
-    fixed = Masking(model.tokenizer, config.masking, **options)
+    # trainer
+    step: MaskedLMStep | AlignmentStep
+    if config.teacher is None:
+        step, frozen = MaskedLMStep(model), _frozen(model, config.train_head, labels is not None)
+        arguments = config.arguments(directory / "checkpoints", frozen)
+        options: dict[str, Any] = {"labels": labels, "max_length": length}
+        masking: Collate = Masking(
+            model.tokenizer, config.masking, is_new=is_new, seed=arguments.seed, **options
+        )
+        fixed: Collate = Masking(model.tokenizer, config.masking, **options)
+    else:
+        teacher = Model.sparse(config.teacher, device="cpu")
+        step, arguments = AlignmentStep(model, teacher), config.arguments(directory / "checkpoints", {})
+        masking = fixed = AlignmentCollator(model, teacher, length)
     trainable = {name: parameter.requires_grad for name, parameter in step.named_parameters()}
     trainer = text_trainer(step, config, arguments, masking, fixed)
     # training, after which the same parameters are trainable as before

@@ -20,13 +20,13 @@ import numpy as np
 import torch
 from pydantic import Field, PositiveInt, model_validator
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from irkit.config import Config
 from irkit.errors import BadValueError
 from irkit.heads import as_sparse_head
 from irkit.model import Model
 from irkit.tokenizer import strings
+from irkit.vocabulary.sparse_alignment import highest_logits
 
 _BINS = 50
 _TEXTS = 16  # texts encoded at once
@@ -187,13 +187,7 @@ def _highest_logits(model: Model, texts: Iterable[str], config: CalibrationConfi
     model.eval()
     for start in range(0, len(sample), _TEXTS):
         tokens = model.tokenizer(sample[start : start + _TEXTS], max_length=limit).to(model.device)
-        for states in model.encoder(tokens):
-            values = states.to(torch.promote_types(states.dtype, torch.float32))
-            for layer in head.layers:
-                values = layer(values)
-            logits = F.linear(values.to(head.weight.dtype), head.weight, None).float()
-            logits = logits if head.bias is None else logits + head.bias.float()
-            rows.append(logits.amax(0)[included].cpu())
+        rows += (logits[included].cpu() for logits in highest_logits(model, tokens))
     model.train(training)
     highest = torch.stack(rows)
     bad = int((~highest.isfinite()).any(1).sum())

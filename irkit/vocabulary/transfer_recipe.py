@@ -24,6 +24,8 @@ class VocabularyConfig(Config):
             counted in them, and adaptation and calibration read them; adaptation can name others.
         target: Directory or name of a model or of a tokenizer; or how to train a vocabulary.
         initialization: Embeddings of new tokens.
+        head_only: Replace only the output matrix, see `irkit.vocabulary.head_only`: the model reads its own
+            tokens, and gives weights to those of the target. Adaptation is then EMLM.
         adaptation: Masked language modelling; None leaves it out.
         calibration: Calibration of activations; None leaves it out.
     """
@@ -31,6 +33,7 @@ class VocabularyConfig(Config):
     texts: Annotated[list[str], BeforeValidator(as_list), Field(min_length=1)]
     target: str | DomainConfig
     initialization: TransferConfig = TransferConfig()
+    head_only: bool = False
     adaptation: AdaptationConfig | None
     calibration: CalibrationConfig | None = CalibrationConfig()
 

@@ -13,15 +13,17 @@ DIR/ is the directory of a run, see `irkit.training.run_directory`, with these p
 from __future__ import annotations
 
 import json
-import os
 import tempfile
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from irkit.config import as_list, read_json
 from irkit.data import Source
-from irkit.errors import ConfigError
 from irkit.model import Model
 from irkit.model.hub import local_directory
 from irkit.tokenizer import Tokenizer
@@ -33,6 +35,7 @@ from irkit.training.train_run import prepare, run_fine_tuning
 from irkit.utils.atomic import write_text
 from irkit.vocabulary.adaptation import adapt
 from irkit.vocabulary.calibration import CalibrationConfig, calibrate
+from irkit.vocabulary.new_head import head_only
 from irkit.vocabulary.transfer import FACTS, read_new_tokens, transfer_vocabulary
 from irkit.vocabulary.transfer_recipe import VocabularyConfig, VocabularyRecipe
 from irkit.vocabulary.transfer_report import write_report
@@ -56,11 +59,6 @@ def check(recipe: VocabularyRecipe, out: str | Path, *, overwrite: bool = False)
     """
     check_directory(Path(out), recipe, overwrite)
     recipe.check_files()
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ConfigError(
-            "vocabulary recipe: got one of several processes, expected the only one; leave out data, and "
-            "train what comes of it with irkit train"
-        )
     plan = recipe.vocabulary
     corpora = [] if plan is None else [plan.texts]
     with tempfile.TemporaryDirectory() as scratch:  # trainers make directories before they begin
@@ -79,6 +77,9 @@ def check(recipe: VocabularyRecipe, out: str | Path, *, overwrite: bool = False)
 
 def run(recipe: VocabularyRecipe, out: str | Path, *, overwrite: bool = False) -> Model:
     """Run all stages of a recipe; an interrupted run resumes with the stage and step that it had reached.
+
+    torchrun and accelerate launch run adaptation and fine-tuning on several devices; the first process alone
+    does the rest while the others wait.
 
     Args:
         recipe: See `VocabularyRecipe.resolve`.
@@ -102,35 +103,59 @@ def run(recipe: VocabularyRecipe, out: str | Path, *, overwrite: bool = False) -
     """
     directory, last = Path(out), None
     check(recipe, directory, overwrite=overwrite)
-    prepare_directory(directory, recipe, overwrite)
     stages = directory.absolute() / "stages"  # a resumed run may name `out` in another way
+    arguments = recipe.arguments(stages)
+    first, is_main = partial(arguments.main_process_first, local=False), arguments.process_index == 0
+    with first():
+        if is_main:
+            prepare_directory(directory, recipe, overwrite)
     if recipe.vocabulary is not None:
-        last = _change_vocabulary(recipe.vocabulary, recipe.model, stages)
-        _write_facts(stages, directory)
+        last = _change_vocabulary(recipe.vocabulary, recipe.model, stages, first)
+        if is_main:
+            _write_facts(stages, directory)
     last = run_fine_tuning(recipe, recipe.model, last, stages)
-    finish_directory(directory, last, leave=(FACTS, _CALIBRATION))
+    with first():
+        if is_main:
+            finish_directory(directory, last, leave=(FACTS, _CALIBRATION))
     return Model.from_pretrained(directory)
 
 
-def _change_vocabulary(config: VocabularyConfig, source: SparseModel, stages: Path) -> Path:
-    """Run all stages before fine-tuning, and return the directory of the last one."""
-    texts, target = read_corpora(config.texts), config.target
-    if isinstance(target, DomainConfig):
-        make_target = partial(train_vocabulary, texts, config=target)
-        target = str(run_stage(stages / "vocabulary", make_target))
-    last = run_stage(
-        stages / "initialized", lambda folder: _initialize(folder, source, str(target), config, texts)
-    )
+def _change_vocabulary(
+    config: VocabularyConfig,
+    source: SparseModel,
+    stages: Path,
+    first: Callable[[], AbstractContextManager[Any]],
+) -> Path:
+    """Run all stages before fine-tuning, and return the directory of the last one.
+
+    Args:
+        config: The stages.
+        source: Model on the old vocabulary.
+        stages: Directory of the stages.
+        first: Makes a context in which the first process is finished before the others begin.
+    """
+    texts, wanted = read_corpora(config.texts), config.target
+    with first():
+        if isinstance(wanted, DomainConfig):
+            make_target = partial(train_vocabulary, texts, config=wanted)
+            target = str(run_stage(stages / "vocabulary", make_target))
+        else:
+            target = wanted
+        initialize = partial(_initialize, source=source, target=target, config=config, texts=texts)
+        last = run_stage(stages / "initialized", initialize)
     if (adaptation := config.adaptation) is not None:
         before = last
 
         def adapt_model(folder: Path) -> None:
-            adapt(Model.from_pretrained(before), adaptation, folder, is_new=read_new_tokens(before))
+            terms = Tokenizer.from_pretrained(local_directory(target)) if config.head_only else None
+            model, new = Model.from_pretrained(before), read_new_tokens(before)
+            adapt(model, adaptation, folder, is_new=new, labels=terms)
 
         last = run_stage(stages / "adapted", adapt_model, resumes=True)
     if config.calibration is not None:
         calibrate_model = partial(_calibrate, source=last, config=config.calibration, texts=texts)
-        last = run_stage(stages / "calibrated", calibrate_model)
+        with first():
+            last = run_stage(stages / "calibrated", calibrate_model)
     return last
 
 
@@ -145,6 +170,8 @@ def _initialize(
         name: fragmentation(tokenizer, islice(texts, _CUT))
         for name, tokenizer in (("source", model.tokenizer), ("target", transfer.model.tokenizer))
     }
+    if config.head_only:
+        transfer = replace(transfer, model=head_only(model, transfer.model))
     transfer.save(folder)
 
 
