@@ -9,7 +9,8 @@ dense index and the tokens of the multi-vector one lie around topics. Times of s
 first query includes what is loaded or computed for it, without the compiled code of the kernels, which a
 search of a small index loads before.
 
-``python -m benchmarks scale --sizes 10000,100000`` measures less.
+``python -m benchmarks scale --sizes 10000,100000`` measures less. ``--only plaid --sizes 1000000`` measures a
+kind at a size, and leaves the other stored rows as they are.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import Row, data_dir, peak_memory, provenance, write_results
+from benchmarks.harness import Row, data_dir, peak_memory, provenance, read_results, write_results
 from irkit.planning import costs, plan
 
 SIZES = (5_000, 10_000, 100_000, 1_000_000)
 LARGEST = {"plaid": 100_000}
-"""Kinds that are not measured beyond a size."""
+"""Kinds that are not measured beyond a size, unless they are named."""
 KINDS = ("bm25", "inverted", "flat", "dense", "plaid")
 PLANNED = (8_800_000, 100_000_000, 1_000_000_000)
 LATENCY = 0.05  # seconds
@@ -41,11 +42,22 @@ QUERIES, ADDS, CHUNK = 50, 30, 1024
 WARM = 3000  # documents of the small index: enough that it is looked up and not scanned
 
 
-def main(sizes: Sequence[int] = SIZES) -> None:
-    """Measure every kind at every size, and store the rows and what they predict."""
-    rows = [
-        measure(kind, size) for size in sorted(sizes) for kind in KINDS if size <= LARGEST.get(kind, size)
-    ]
+def main(sizes: Sequence[int] = SIZES, only: Sequence[str] = ()) -> None:
+    """Measure kinds at every size, and store the rows and what they predict.
+
+    Args:
+        sizes: Numbers of documents.
+        only: Kinds to measure beside rows that are stored; by default all kinds, in place of these rows.
+    """
+    if unknown := set(only) - set(KINDS):
+        raise SystemExit(
+            f"scale: unknown kinds {', '.join(sorted(unknown))}; expected some of {', '.join(KINDS)}"
+        )
+    pairs = [(kind, size) for size in sizes for kind in only or KINDS]
+    rows = [measure(*pair) for pair in sorted(pairs) if only or pair[1] <= LARGEST.get(*pair)]
+    if only:
+        rows += [row for row in read_results("scale")[1] if (row["index"], row["documents"]) not in pairs]
+    rows.sort(key=lambda row: (row["documents"], KINDS.index(row["index"])))
     write_results("scale", rows)
     store(rows)
 

@@ -412,3 +412,24 @@ def test_the_small_versions_of_the_papers_are_run_and_shown() -> None:
             "corrected p": 0.041,
         },
     ]
+
+
+def test_scale_measures_a_kind_and_keeps_the_rows_of_others(tmp_path: Path, monkeypatch: Any) -> None:
+    from benchmarks import harness, scale
+
+    monkeypatch.setattr(harness, "RESULTS", tmp_path)
+    monkeypatch.setattr(scale, "store", lambda rows: None)
+    for time, options in enumerate(({"sizes": [9, 5]}, {"sizes": [5], "only": ["plaid"]})):
+
+        def row(kind: str, size: int, time: int = time) -> dict[str, Any]:
+            return {"index": kind, "documents": size, "time": time}
+
+        monkeypatch.setattr(scale, "measure", row)
+        scale.main(**options)
+    rows = harness.read_results("scale")[1]
+    assert [(item["index"], item["documents"]) for item in rows] == [
+        (kind, size) for size in (5, 9) for kind in scale.KINDS
+    ]
+    assert [item["index"] for item in rows if item["time"]] == ["plaid"]
+    with pytest.raises(SystemExit, match="scale: unknown kinds plait; expected some of bm25, inverted"):
+        scale.main([5], ["plait"])

@@ -10,7 +10,7 @@ from irkit.planning.costs import BUILD, BUILD_MEMORY, BYTES, MEMORY, OPENING, PO
 from irkit.planning.machine_plan import parse_bytes, parse_documents, parse_seconds
 
 LINES = {
-    BUILD: Line(100, 2, 0.5),
+    BUILD: Line(100, 2, 0.5, 335_000),
     BYTES: Line(1000, 5e6, -1),
     QUERY: Line(1, 0.01, 0.5),
     BUILD_MEMORY: Line(50, 1e-3, 1),

@@ -8,11 +8,13 @@ works and is not fitted, because a power that was fitted to a few small sizes sa
 * Queries of BM25, `inverted` and `flat` read a share of all documents (1). `dense` reads 6 times the square
   root of its lists, so the documents in them grow with the power 0.75. `plaid` reads a fixed number of
   centroids, and both their number and that of the tokens of each grow with the square root (0.5).
+* `plaid` has at most 32,768 centroids, so from then on all tokens are compared with as many.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any, NamedTuple
@@ -32,6 +34,9 @@ POWERS: dict[str, dict[str, float]] = {
 }
 """Powers by kind and cost."""
 
+UNTIL = {("plaid", BUILD): 335_000.0}
+"""Documents from which a cost stays: so many of 32 tokens each have all centroids."""
+
 SHAPES = {
     "bm25": "texts of 50 words, queries of 4",
     "inverted": "40 weights a document, 10 a query",
@@ -43,15 +48,16 @@ SHAPES = {
 
 
 class Line(NamedTuple):
-    """A cost as a function of the number of documents: ``fixed + slope * documents ** power``."""
+    """A cost as a function of the number of documents: ``fixed + slope * min(documents, until) ** power``."""
 
     fixed: float
     slope: float
     power: float
+    until: float = math.inf
 
     def at(self, documents: float) -> float:
         """Return the cost at a number of documents."""
-        return self.fixed + self.slope * float(documents**self.power)
+        return self.fixed + self.slope * float(min(documents, self.until) ** self.power)
 
 
 class Check(NamedTuple):
@@ -92,14 +98,15 @@ def fit(rows: Sequence[dict[str, Any]], cost: str) -> Line:
     """
     from scipy.optimize import nnls
 
-    power = POWERS[rows[0]["index"]][cost]
-    sizes = np.array([row["documents"] for row in rows], float)
+    kind = rows[0]["index"]
+    power, until = POWERS[kind][cost], UNTIL.get((kind, cost), math.inf)
+    sizes = np.minimum([row["documents"] for row in rows], until, dtype=float)
     values = np.array([row[cost] for row in rows], float)
     unit = sizes.max() ** power  # numbers of one size
     scale = np.maximum(values, values.max() / 100)  # memory may be 0
     matrix = np.stack([np.ones(len(sizes)), sizes**power / unit], 1) / scale[:, None]
     fixed, slope = nnls(matrix, values / scale)[0]
-    return Line(float(fixed), float(slope / unit), power)
+    return Line(float(fixed), float(slope / unit), power, until)
 
 
 def check(rows: Sequence[dict[str, Any]], cost: str) -> Check | None:
