@@ -33,11 +33,11 @@ FORMS = {
     "inverted": "impacts",
     "bm25": "bm25",
 }
-SEVERAL = {"kind": "several", "indexes": {"multi_vector": CONFIGS["plaid"]}}
+SEVERAL = {"kind": "several", "indexes": {"dense": "flat", "sparse": "flat"}}
 KINDS: dict[str, tuple[str, Any]] = {
     name: (form, CONFIGS.get(name, "inverted" if name == "bm25" else name)) for name, form in FORMS.items()
 }
-KINDS |= {"several": ("text", SEVERAL), "windows": ("text", CONFIGS["dense"])}
+KINDS |= {"several": ("text", SEVERAL), "windows": ("text", "flat")}
 FAST = ["flat", "bm25"]
 SAVING = 5  # the step of a history that writes the copy
 MODELS: dict[str, Model] = {}  # of the kinds whose documents are encoded
@@ -47,8 +47,7 @@ MODELS: dict[str, Model] = {}  # of the kinds whose documents are encoded
 def models(tiny_bert: Path) -> None:
     """Make encoders of random weights."""
     torch.manual_seed(0)
-    heads = {"dense": {}, "sparse": "token_weight", "multi_vector": {"projection": {"dim": 8}}}
-    MODELS["several"] = Model.several(tiny_bert, heads, device="cpu")
+    MODELS["several"] = Model.several(tiny_bert, {"dense": {}, "sparse": "token_weight"}, device="cpu")
     MODELS["windows"] = MODELS["several"].heads["dense"]
 
 
@@ -85,7 +84,7 @@ def history(kind: str) -> list[Callable[[Path], object]]:
     """Changes below a folder, one after the other."""
     form, config = KINDS[kind]
     model = MODELS.get(kind) or (form if form in ("bm25", "impacts") else "vectors")
-    options: Any = {"index": config, "chunk_size": 6}
+    options: Any = {"index": config, "chunk_size": 24 if kind == "windows" else 6}  # of windows, or documents
     options["windows"] = {"length": 4, "stride": 3} if kind == "windows" else None
 
     def build(root: Path) -> None:
