@@ -6,6 +6,8 @@ import contextlib
 import os
 import random
 import signal
+import socket
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -328,6 +330,65 @@ def test_files_written_on_ray_are_those_of_one_process(
     assert command("index", model, str(notes), "--out", f"{index}1", *shards)[0] == 0
     assert command("index", model, str(notes), "--out", f"{index}2", *shards, "--engine", "ray")[0] == 0
     assert ray_faults.files(Path(f"{index}1")) == ray_faults.files(Path(f"{index}2"))
+
+
+CLIENT = """
+import sys
+from irkit import Retriever
+from irkit.ray_engine import ShardedRetriever, build_shards
+
+folder, address = sys.argv[1:]
+texts = [(str(number), f"word{number} word{number % 7}") for number in range(300)]
+build_shards("bm25", texts, f"{folder}/ray", shards=3, chunk_size=90, address=address).close()
+queries = ["word3 word299", "word5"]
+with Retriever.load(f"{folder}/one") as one, ShardedRetriever.load(f"{folder}/ray", timeout=120) as many:
+    assert many.search(queries) == one.search(queries)
+"""
+
+
+@contextlib.contextmanager
+def head(token: str) -> Iterator[str]:
+    """Start a Ray on this machine that lets clients in with a token; give its address."""
+    ports = []
+    for _ in range(2):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            ports.append(str(probe.getsockname()[1]))
+    words = ["--node-ip-address", "127.0.0.1", "--port", ports[0], "--ray-client-server-port", ports[1]]
+    words += [
+        "--min-worker-port",
+        "0",
+        "--max-worker-port",
+        "0",
+        "--include-dashboard=false",
+        "--num-cpus",
+        "2",
+    ]
+    secret = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", *words]
+    options: Any = {"env": os.environ | secret, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen(command, **options)
+    try:
+        yield f"ray://127.0.0.1:{ports[1]}"
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+@pytest.mark.slow
+def test_a_client_of_a_cluster_builds_and_searches(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="needs: pip install 'irkit[ray]'")
+    texts = [(str(number), f"word{number} word{number % 7}") for number in range(300)]
+    Retriever.build("bm25", texts, tmp_path / "one", shards=3, chunk_size=90).close()
+    with head("a" * 64) as address:
+        for token, worked in (("a" * 64, True), ("b" * 64, False)):
+            command = [sys.executable, "-W", "ignore", "-c", CLIENT, str(tmp_path), address]
+            done = subprocess.run(
+                command, env=os.environ | {"RAY_AUTH_TOKEN": token}, capture_output=True, text=True
+            )
+            assert (done.returncode == 0) is worked, done.stderr
+            assert worked or "and its token in" in done.stderr
+    assert ray_faults.files(tmp_path / "one") == ray_faults.files(tmp_path / "ray")
 
 
 @pytest.mark.slow

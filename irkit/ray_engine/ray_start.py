@@ -31,7 +31,8 @@ def start_ray(address: str | None = None) -> Any:
     A connection that this process has already is kept.
 
     Args:
-        address: As for ``ray.init``, such as ``"ray://host:10001"`` or ``"auto"``. None starts Ray here.
+        address: As for ``ray.init``: ``"ray://host:10001"`` for a client of a cluster, ``"host:6379"`` or
+            ``"auto"`` on a machine of the cluster. None starts Ray here.
 
     Raises:
         MissingDependencyError: Ray is not installed.
@@ -58,12 +59,15 @@ def _own_handler() -> Iterator[None]:
 
 def _connect(ray: Any, address: str | None) -> None:
     if address is not None:
+        if address.startswith("ray://"):  # a client of Ray 2.60 sends the token only if this is called before
+            tokens: Any = require("ray._private.authentication.authentication_token_setup", "ray", "A client")
+            tokens.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
         try:
             ray.init(address=address, log_to_driver=False)
         except ConnectionError as error:
             raise BadValueError(
                 f"connecting to Ray at {brief(address)}: {error}; expected a cluster that lets clients in "
-                "there (ray start --head --ray-client-server-port PORT)"
+                "there (ray start --head --ray-client-server-port PORT), and its token in ~/.ray/auth_token"
             ) from error
         return
     # unless clusters are disabled, Ray takes the address of this machine in a network for 127.0.0.1, and
