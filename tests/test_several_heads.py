@@ -20,7 +20,7 @@ from irkit.core.representation import Dense, MultiVector, Several, concat, repre
 from irkit.errors import BadTypeError, BadValueError, ConfigError, CorruptError, IrkitError, StorageError
 from irkit.heads import PooledHead, SeveralHeads, TokenWeightHead
 
-TEXTS = ["search the index index", "", "a neural model of text in the vector index", "token"]
+TEXTS = ["search the index index", "", "a neural model of text in the vector index", "token <mask>"]
 HEADS = {
     "dense": {"pooling": "cls"},
     "sparse": {"head": "token_weight"},

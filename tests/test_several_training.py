@@ -84,7 +84,7 @@ def test_a_recipe_trains_all_heads(tiny_bert: Path, notes: Path, tmp_path: Path)
     assert [*Model.from_pretrained(tmp_path / "model").heads] == [*HEADS]
     assert trained.kind == "several"
     written = (tmp_path / "model" / "evaluation.jsonl").read_text()
-    assert all(f"notes/{name}" in written for name in HEADS)
+    assert all(f"notes/{name}" in written for name in [*HEADS, "fusion"])
     for change, message in (
         ({"matryoshka": {"dims": [8]}}, "matryoshka: the model has several heads"),
         ({"heads": {"other": {}}}, "no head other; expected dense, sparse, multi_vector"),

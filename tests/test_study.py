@@ -250,6 +250,25 @@ def test_runs_on_other_queries_are_refused():
         tabulate(runs_of(2, 1), "v0", ["d9"])
 
 
+def test_representations_are_compared_where_a_variant_has_them():
+    """A model alone stands beside the head of a model with several heads; nothing is averaged over heads."""
+    runs = runs_of(2, 2)
+    together = {
+        seed: {("nDCG@10", f"d/{name}"): scores["nDCG@10", "d0"] for name in ("dense", "fusion")}
+        for seed, scores in runs["v0"].items()
+    }
+    alone = {seed: {("nDCG@10", "d/dense"): scores["nDCG@10", "d0"]} for seed, scores in runs["v1"].items()}
+    cells = tabulate({"together": together, "alone": alone}, "together", ["d"])
+    assert [(cell.variant, cell.dataset) for cell in cells] == [
+        ("together", "d/dense"),
+        ("alone", "d/dense"),
+        ("together", "d/fusion"),
+    ]
+    assert cells[1].p == tabulate({"v0": runs["v0"], "v1": runs["v1"]}, "v0", ["d0"])[1].p
+    costs = {"together": {1: {("floats", "d/dense"): 3.0}}, "alone": {1: {("floats", "d/dense"): 4.0}}}
+    assert len(tabulate_costs(costs, "together", ["d"])) == 2
+
+
 def write_runs(out, study, runs):
     (out / "study.yaml").write_text(yaml.safe_dump(study.model_dump(mode="json")))
     for trial in trials(study, out):

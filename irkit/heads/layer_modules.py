@@ -23,7 +23,7 @@ Module = tuple[str, dict[str, Any], dict[str, Tensor]]  # type as in modules.jso
 
 _TANH = "torch.nn.modules.activation.Tanh"
 _LAYERS = "Dense", "Projection", "Normalize", "Dropout"  # a Projection is gated, or has another residual
-_OWN = "pylate.models.Dense.Dense", "irkit.Projection", "irkit.SparseHead", "irkit.Head"
+_OWN = "pylate.models.Dense.Dense", "irkit.Projection", "irkit.SparseHead", "irkit.Head", "irkit.TokenPooling"
 _MODELS = "sentence_transformers.models"
 UNKNOWN_TO_OTHERS = "saving a model: sentence-transformers cannot open it"
 LACKING = {  # modules of irkit: what sentence-transformers lacks, and how to do without
@@ -31,6 +31,7 @@ LACKING = {  # modules of irkit: what sentence-transformers lacks, and how to do
     "opens after Model.merge_projections",
     "irkit.SparseHead": "head like that of this one (its activation, its vocabulary, or no masked language "
     "model of transformers); irkit can",
+    "irkit.TokenPooling": "pooling to a fixed number of vectors; irkit can",
     "irkit.Head": "head like that of this one; irkit can, where the package that the head comes from is "
     "installed",
 }

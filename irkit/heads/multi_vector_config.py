@@ -31,19 +31,35 @@ class QueryExpansion(Config):
 
 
 class TokenPooling(Config):
-    """Averages similar vectors of a text into one, see `irkit.heads.token_pooling.pool_tokens`.
+    """Averages similar vectors of a text into one.
 
     Attributes:
+        method: How vectors are clustered: ``ward``, see `irkit.heads.token_pooling.pool_tokens`; or
+            ``attention``, see `irkit.heads.vector_budget.attention_clusters`, which training improves.
+        vectors: Number of vectors that a text keeps at most, a fixed budget; None lets ``pool_factor``
+            decide.
         pool_factor: Number of vectors for each that is kept: 2 keeps half of the vectors.
-        protected_tokens: Number of leading vectors that stay as they are.
+        protected_tokens: Number of leading vectors that Ward's method leaves as they are.
         normalize: Whether the means are scaled to length 1.
         sides: Sides whose vectors are pooled.
     """
 
+    method: Literal["ward", "attention"] = "ward"
+    vectors: int | None = Field(None, ge=1, le=_LONGEST)
     pool_factor: float = Field(2.0, ge=1)
     protected_tokens: int = Field(1, ge=0)
     normalize: bool = True
     sides: tuple[Side, ...] = ("document",)
+
+    @model_validator(mode="after")
+    def _budget_is_given(self) -> Self:
+        if self.method == "attention" and self.vectors is None:
+            raise ValueError("method 'attention' needs vectors, the number of vectors of a text")
+        if self.vectors is not None and self.method == "ward" and self.vectors <= self.protected_tokens:
+            raise ValueError(
+                f"vectors {self.vectors} are no more than the {self.protected_tokens} protected_tokens"
+            )
+        return self
 
 
 class MultiVectorConfig(Config):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
@@ -14,13 +15,15 @@ from irkit.config import Config, read_json
 from irkit.core.ragged import Ragged
 from irkit.core.representation import MultiVector
 from irkit.encoder import AnyEncoder
-from irkit.errors import BadValueError, ConfigError
+from irkit.errors import BadValueError, ConfigError, CorruptError
 from irkit.heads.head import Head, Side, width_after
 from irkit.heads.layer_modules import Module, Modules, OpenedModel, layer_module, read_layers
-from irkit.heads.multi_vector_config import MultiVectorConfig
+from irkit.heads.multi_vector_config import MultiVectorConfig, TokenPooling
 from irkit.heads.projection import Normalize, ProjectionConfig, projection_config, projection_layers
 from irkit.heads.token_pooling import pool_rows
+from irkit.heads.vector_budget import attention_clusters
 from irkit.tokenizer import Tokenizer
+from irkit.utils.weights import read_weights
 
 _FEATURE, _POOLED_SIDES = "token_embeddings", "pooled_sides"
 _LENGTHS = ("query_length", "document_length", "query_expansion")  # as in sentence_bert_config.json
@@ -48,6 +51,7 @@ class MultiVectorHead(Head):
         skip_ids: ``(s,)`` int64 ids of the tokens that give no vector; None until a model looks up
             ``config.skiplist_words``.
         expansion_id: Id of the token that fills queries up.
+        attending: ``(hidden_size,)``, learned, for token pooling by attention; None for other pooling.
         window: Kernel and stride, in tokens, of the windows that a pooling encoder makes one row of.
         dim: Width of a token vector.
 
@@ -92,6 +96,8 @@ class MultiVectorHead(Head):
         self.config = config or MultiVectorConfig()
         self.dim = width_after(self.layers, hidden_size, "MultiVectorHead")
         self.expansion_id = expansion_id
+        self.attending: nn.Parameter | None
+        self.pool_tokens(self.config.token_pooling)
         self.skip_ids: Tensor | None = None  # on the CPU, as are the ids of a batch when they are looked at
         if skip_ids is not None:
             self.skip(skip_ids)
@@ -156,6 +162,7 @@ class MultiVectorHead(Head):
         layers: Modules = []
         mask: dict[str, Any] | None = None
         pooling: dict[str, Any] | None = None
+        attending: Tensor | None = None
         for name, folder in opened.modules:
             if pooling is not None:
                 raise ConfigError(
@@ -171,9 +178,8 @@ class MultiVectorHead(Head):
                     "skiplist_words": saved.get("skiplist_words") or (),
                     "skiplist_sides": saved.get("skiplist_tasks") or ("document",),
                 }
-            elif name == "HierarchicalTokenPooling":
-                saved = read_json(folder / "config.json")
-                pooling = {ours: saved.get(key, missing) for ours, (key, missing) in _POOLING.items()}
+            elif name in ("HierarchicalTokenPooling", "TokenPooling"):
+                pooling, attending = _read_pooling(name, folder)
             else:
                 layers.append((name, folder))
         settings = {key: opened.transformer.get(key) for key in _LENGTHS}
@@ -184,12 +190,25 @@ class MultiVectorHead(Head):
         if _POOLED_SIDES in opened.settings:
             settings[_POOLED_SIDES] = opened.settings[_POOLED_SIDES]
         made, source = read_layers(layers, _FEATURE), f"loading {opened.folder}"
-        return cls.from_layers(opened.encoder, opened.tokenizer, made, settings, source)
+        head = cls.from_layers(opened.encoder, opened.tokenizer, made, settings, source)
+        head._attend_by(attending, source)
+        return head
+
+    def _attend_by(self, attending: Tensor | None, source: str) -> None:
+        """Set the learned vector of token pooling by attention, if the head has one."""
+        if self.attending is None:
+            return
+        if attending is None or attending.shape != self.attending.shape:
+            raise CorruptError(
+                f"{source}: the weights of token pooling are of shape {getattr(attending, 'shape', None)}, "
+                f"expected attending of {tuple(self.attending.shape)}"
+            )
+        self.attending.data = attending.float()
 
     def to_modules(self, encoder: AnyEncoder) -> list[Module]:
-        """Return the modules to write: the layers, MultiVectorMask and HierarchicalTokenPooling.
+        """Return the modules to write: the layers, MultiVectorMask and, if tokens are pooled, the pooling.
 
-        The last is left out if the configuration pools no tokens.
+        Pooling by a factor is a module of sentence-transformers; that to a fixed number is irkit's own.
         """
         config, pooling = self.config, self.config.token_pooling
         mask = {
@@ -198,7 +217,10 @@ class MultiVectorHead(Head):
             "keep_only_token_ids": None,
         }
         modules = [*(layer_module(layer, _FEATURE) for layer in self.layers), (_MASK_TYPE, mask, {})]
-        if pooling is not None:
+        if pooling is not None and pooling.vectors is not None:
+            weights = {} if self.attending is None else {"attending": self.attending.detach()}
+            modules.append(("irkit.TokenPooling", pooling.model_dump(mode="json"), weights))
+        elif pooling is not None:
             saved = pooling.model_dump(mode="json")
             modules.append((_POOLING_TYPE, {key: saved[ours] for ours, (key, _) in _POOLING.items()}, {}))
         return modules
@@ -247,6 +269,12 @@ class MultiVectorHead(Head):
         """Cut texts of ``side`` at ``length`` tokens; `config` is replaced by one with this length."""
         settings = self.config.model_dump() | {f"{side}_length": length}
         self.config = MultiVectorConfig.parse(settings, "multi-vector model")
+
+    def pool_tokens(self, pooling: TokenPooling | None) -> None:
+        """Pool token vectors by other settings from now on, in place; None keeps all vectors."""
+        self.config = self.config.model_copy(update={"token_pooling": pooling})
+        attends = pooling is not None and pooling.method == "attention"
+        self.attending = nn.Parameter(torch.zeros(self.hidden_size)) if attends else None
 
     def expand(self, tokens: Ragged, side: Side) -> tuple[Ragged, Tensor | None]:
         """Fill queries up to the length of the query expansion; other texts stay as they are.
@@ -302,7 +330,14 @@ class MultiVectorHead(Head):
         vectors = self.token_vectors(hidden, tokens, side)
         pooling = self.config.token_pooling
         if pooling is not None and side in pooling.sides:
-            vectors = pool_rows(vectors, pooling.pool_factor, pooling.protected_tokens)
+            if self.attending is not None and pooling.vectors is not None:
+                states = hidden.where(self.has_vector(tokens, side))
+                states = states.with_values(states.values.to(vectors.values.dtype))
+                query = self.attending.to(vectors.values.dtype)
+                vectors = attention_clusters(states, vectors, query, pooling.vectors)
+            else:
+                kept = pooling.pool_factor, pooling.protected_tokens, pooling.vectors
+                vectors = pool_rows(vectors, *kept)
             if pooling.normalize:
                 vectors = vectors.with_values(F.normalize(vectors.values, dim=-1))
         return MultiVector(vectors)
@@ -328,6 +363,15 @@ class MultiVectorHead(Head):
     def extra_repr(self) -> str:
         """Return what a printed head says beside its layers."""
         return repr(self.config)
+
+
+def _read_pooling(name: str, folder: Path) -> tuple[dict[str, Any], Tensor | None]:
+    """Return the settings of a module that pools tokens, and its learned vector."""
+    saved = read_json(folder / "config.json")
+    if name == "HierarchicalTokenPooling":
+        return {ours: saved.get(key, missing) for ours, (key, missing) in _POOLING.items()}, None
+    attends = saved.get("method") == "attention"
+    return saved, read_weights(folder).get("attending") if attends else None
 
 
 def windows(tokens: Ragged, kernel: int, stride: int) -> Ragged:

@@ -20,7 +20,14 @@ _LONGEST = 4096  # vectors of a row whose distances are kept on a GPU
 _ROUNDS = 4  # of merges before the host looks whether all are done
 
 
-def pool_rows(vectors: Ragged, factor: float, protected: int = 1, distances: int = 1 << 26) -> Ragged:
+def pool_rows(
+    vectors: Ragged,
+    factor: float,
+    protected: int = 1,
+    most: int | None = None,
+    *,
+    distances: int = 1 << 26,
+) -> Ragged:
     """Apply `pool_tokens` to each row, on the device of the vectors.
 
     A CPU and a GPU find the same clusters unless two distances are equal by chance.
@@ -29,16 +36,18 @@ def pool_rows(vectors: Ragged, factor: float, protected: int = 1, distances: int
         vectors: Ragged ``(total, dim)`` of length 1; gradients flow through the means.
         factor: As for `pool_tokens`.
         protected: As for `pool_tokens`.
+        most: As for `pool_tokens`.
         distances: Number of distances that a GPU holds at once, 8 bytes each.
     """
     if not len(vectors.values):
         return vectors
     if vectors.values.is_cpu or vectors.max_length - protected > _LONGEST:
-        rows = [pool_tokens(row, factor, protected) for row in vectors]
+        rows = [pool_tokens(row, factor, protected, most) for row in vectors]
         return Ragged(torch.cat(rows), torch.tensor([len(row) for row in rows]))
     first = vectors.lengths.clamp(max=protected)
     rest = vectors.part_positions(first, vectors.lengths - first)
-    clusters = torch.tensor([max(int(length // factor), 1) for length in rest.lengths.tolist()])
+    kept = [_kept(length, factor, protected, most) for length in rest.lengths.tolist()]
+    clusters = torch.tensor(kept, dtype=torch.int64)
     merges = (rest.lengths - clusters).clamp(min=0)
     if not bool(merges.any()):
         return vectors
@@ -151,7 +160,12 @@ def _merged(
     return after.masked_fill(gone[:, :, None] | gone[:, None, :], torch.inf), larger
 
 
-def pool_tokens(vectors: Tensor, factor: float, protected: int = 1) -> Tensor:
+def _kept(length: int, factor: float, protected: int, most: int | None) -> int:
+    """Return the number of clusters of ``length`` vectors beside those that are protected."""
+    return max(int(length // factor), 1) if most is None else most - protected
+
+
+def pool_tokens(vectors: Tensor, factor: float, protected: int = 1, most: int | None = None) -> Tensor:
     """Replace clusters of similar vectors by their means.
 
     Args:
@@ -159,6 +173,7 @@ def pool_tokens(vectors: Tensor, factor: float, protected: int = 1) -> Tensor:
         factor: Number of vectors per cluster on average, at least 1: 2 leaves half of the vectors. At least
             one vector is left.
         protected: Number of leading vectors that stay as they are.
+        most: Number of vectors that are left at most, above ``protected``; None lets ``factor`` decide.
 
     Returns:
         ``(m, dim)``: the protected vectors, then the mean of each cluster in an arbitrary order. The mean of
@@ -176,7 +191,7 @@ def pool_tokens(vectors: Tensor, factor: float, protected: int = 1) -> Tensor:
     from scipy.spatial.distance import squareform
 
     rest = vectors[protected:]
-    clusters = max(int(len(rest) // factor), 1)
+    clusters = _kept(len(rest), factor, protected, most)
     if clusters >= len(rest):
         return vectors
     similarity = (rest.detach().float() @ rest.detach().float().T).cpu()

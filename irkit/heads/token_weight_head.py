@@ -21,8 +21,9 @@ from irkit.tokenizer import Tokenizer
 class TokenWeightHead(TermHead):
     """Gives each distinct token of a text the weight ``relu(w h + b)`` of its hidden state ``h``.
 
-    A token that stands in a text twice has the higher of both weights. Special tokens weigh nothing. Terms
-    that are not in the text get no weight, unlike those of `SparseHead`.
+    A token that stands in a text twice has the higher of both weights. Special tokens weigh nothing,
+    except the mask token, as in FlagEmbedding. Terms that are not in the text get no weight, unlike those of
+    `SparseHead`.
 
     Attributes:
         layers: One `Projection` to width 1.
@@ -77,7 +78,8 @@ class TokenWeightHead(TermHead):
 
     def look_up_words(self, tokenizer: Tokenizer) -> None:
         """Look up the ids of special tokens."""
-        self.special_ids = torch.tensor(tokenizer.special_tokens(), dtype=torch.int64, device="cpu")
+        weightless = {*tokenizer.special_tokens()} - {tokenizer.special_ids.get("mask")}
+        self.special_ids = torch.tensor(sorted(weightless), dtype=torch.int64, device="cpu")
 
     def forward(
         self, hidden: Ragged, tokens: Ragged, prompt_length: int = 0, side: Side = "document"

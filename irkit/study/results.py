@@ -65,12 +65,14 @@ def tabulate(
     Args:
         runs: Results by variant and seed. Variants may have fewer seeds than others, or none.
         baseline: Name of the variant that the others are tested against.
-        datasets: Names of the datasets to include, in order; empty for all.
+        datasets: Names of the datasets to include, in order; empty for all. Representations of a model with
+            several heads are datasets, too: ``SciFact`` stands for ``SciFact/dense`` and the others.
         groups: Names of groups by dataset. A group has the mean of its datasets and counts as one of them.
 
     Returns:
-        One cell per measure, dataset and variant, sorted in this order; variants without a seed have none.
-        Cells of the average and the geometric mean over several datasets come last.
+        One cell per measure, dataset and variant, sorted in this order; variants without a seed, or that were
+        not measured on a dataset, have none. Cells of the average and the geometric mean over several
+        datasets come last; they are left out unless all variants have all datasets, and for representations.
 
     Raises:
         BadValueError: Runs were evaluated on different queries.
@@ -78,28 +80,36 @@ def tabulate(
     finished = {variant: seeds for variant, seeds in runs.items() if seeds}
     if not finished:
         return []
-    first = next(iter(next(iter(finished.values())).values()))
-    measures = list(dict.fromkeys(measure for measure, _ in first))
+    every = [scores for seeds in finished.values() for scores in seeds.values()]
+    measures = list(dict.fromkeys(measure for scores in every for measure, _ in scores))
+    known = dict.fromkeys(dataset for scores in every for _, dataset in scores)
     columns: dict[str, list[str]] = {}  # the datasets of each group; others are alone
-    for name in datasets or dict.fromkeys(dataset for _, dataset in first):
+    chosen = _chosen(known, datasets)
+    for name in chosen:
         columns.setdefault((groups or {}).get(name) or name, []).append(name)
     cells: list[Cell] = []
     for measure in measures:
         strata: list[_Stratum] = []
+        whole = not datasets or {*chosen} <= {*datasets}
         for column, names in columns.items():
+            keys = [(measure, name) for name in names]
+            there = {
+                variant: seeds
+                for variant, seeds in finished.items()
+                if any(key in scores for scores in seeds.values() for key in keys)
+            }
+            there = there or finished  # whose error names the dataset
             of_column = [
                 _Stratum(
                     1 / len(names),
-                    {
-                        variant: _aligned(variant, seeds, (measure, name), first)
-                        for variant, seeds in finished.items()
-                    },
+                    {variant: _aligned(variant, seeds, key, every) for variant, seeds in there.items()},
                 )
-                for name in names
+                for key in keys
             ]
-            cells += _test_variants(measure, column, finished, of_column, baseline)
+            cells += _test_variants(measure, column, there, of_column, baseline)
             strata += [_Stratum(part.weight / len(columns), part.values) for part in of_column]
-        if len(columns) > 1:
+            whole = whole and len(there) == len(finished)
+        if len(columns) > 1 and whole:
             cells += _test_variants(measure, AVERAGE, finished, strata, baseline)
             cells += _geometric_means(measure, cells, list(columns), baseline)
     return cells
@@ -115,9 +125,10 @@ def tabulate_costs(
     """
     keys = dict.fromkeys(key for seeds in runs.values() for costs in seeds.values() for key in costs)
     order = list(dict.fromkeys(cost for cost, _ in keys))
+    chosen = _chosen(dict.fromkeys(dataset for _, dataset in keys), datasets)
     cells = []
     for cost, dataset in sorted(keys, key=lambda key: order.index(key[0])):
-        if datasets and dataset not in datasets:
+        if dataset not in chosen:
             continue
         values = {
             variant: {seed: costs[cost, dataset] for seed, costs in seeds.items() if (cost, dataset) in costs}
@@ -195,8 +206,17 @@ def paired_p(differences: Iterable[npt.NDArray[np.float64]], weights: Sequence[f
     return float(2 * t.sf(abs(mean) / np.sqrt(total), freedom))
 
 
+def _chosen(known: Iterable[str], wanted: Sequence[str]) -> list[str]:
+    """Return the datasets to tabulate: those wanted, or their representations; all if none is wanted."""
+    if not wanted:
+        return list(known)
+    parts = {name: [each for each in known if each.rpartition("/")[0] == name] for name in wanted}
+    found = [each for name in wanted for each in ([name] if name in known else parts[name] or [name])]
+    return list(dict.fromkeys(found))
+
+
 def _aligned(
-    variant: str, seeds: Mapping[int, Results], key: tuple[str, str], first: Results
+    variant: str, seeds: Mapping[int, Results], key: tuple[str, str], every: Iterable[Results]
 ) -> npt.NDArray[np.float64]:
     """Return the values of a variant ``(seeds, queries)``, with queries in the order of the first run.
 
@@ -204,12 +224,12 @@ def _aligned(
         variant: Name of the variant, for messages.
         seeds: Results of the variant by seed.
         key: Key of the results that is wanted: a measure and a dataset.
-        first: Results of the first run of the study.
+        every: Results of all runs; the first that has the key gives the queries.
 
     Raises:
         BadValueError: A run was evaluated on other queries than the first run.
     """
-    queries = first.get(key, {})
+    queries = next((scores[key] for scores in every if key in scores), {})
     for seed, scores in seeds.items():
         values = scores.get(key, {})
         if not queries or values.keys() != queries.keys():

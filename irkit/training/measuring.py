@@ -7,8 +7,9 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -16,23 +17,27 @@ import torch
 from torch import Tensor
 
 from irkit.core.late_interaction import MultiVectorAttention
-from irkit.core.representation import Dense, MultiVector, Representation, concat
+from irkit.core.representation import Dense, MultiVector, Representation, Several, concat
 from irkit.core.scoring import score
 from irkit.data import Document
 from irkit.encoder.inference_free import InferenceFreeEncoder
 from irkit.errors import BadValueError
 from irkit.evaluation.measures import Evaluation, evaluate
 from irkit.evaluation.run import Run
+from irkit.heads import MultiVectorHead
+from irkit.heads.multi_vector_config import TokenPooling
 from irkit.index import AutoConfig, Hits, Store, create_index
 from irkit.index.topk import TopK
 from irkit.model import Model
 from irkit.model.hardware import with_dtype
+from irkit.retrieval.fusing import compare_several
 from irkit.training.validation import EvaluationConfig, JudgedCollection
 from irkit.utils.atomic import explained
 from irkit.utils.progress import progress_bar
 
 Score = Callable[[Representation, Representation], Tensor]
 
+FUSION = "fusion"  # name of the sum of several representations in results
 _CHUNK = 1024  # documents encoded and scored together
 
 
@@ -99,6 +104,21 @@ class Costs:
         }
 
 
+class _SumOfCosts:
+    """Count the numbers and the multiplications of several representations together, see `Costs`."""
+
+    def __init__(self, queries: Several) -> None:
+        self._parts = {name: Costs(part) for name, part in queries.parts.items()}
+
+    def add(self, documents: Several) -> None:
+        for name, part in self._parts.items():
+            part.add(documents.parts[name])
+
+    def means(self) -> dict[str, float]:
+        means = [part.means() for part in self._parts.values()]
+        return {cost: sum(part[cost] for part in means) for cost in ("floats", "FLOPS")}
+
+
 def _lengths(vectors: Representation) -> tuple[int, npt.NDArray[np.int64] | None]:
     """Return the number of vectors or terms of all rows; of sparse ones also how many rows have each term."""
     if isinstance(vectors, Dense):
@@ -113,19 +133,23 @@ def measure(
     model: Model,
     collections: Sequence[JudgedCollection],
     compare: Score = score,
+    weights: Mapping[str, float] | None = None,
 ) -> dict[str, Measured]:
     """Search collections, or rerank their runs, and evaluate the results.
 
     A search is exact unless the collection names an index. Documents that several collections share are
-    encoded once.
+    encoded once. A model with several heads is measured by each head, and by the weighted sum of the exact
+    scores of all heads, the fusion.
 
     Args:
         model: Model of any kind. The call leaves its mode, training or evaluation, as before.
         collections: See `open_collections`.
         compare: Returns the scores ``(n_q, n_d)`` of queries and documents; higher is better.
+        weights: Weight of each head in the fusion; a head that is not named weighs 1.
 
     Returns:
-        Results by the title of the collection, in the order of ``collections``.
+        Results by the title of the collection, in the order of ``collections``. For a model with several
+        heads, the name of the head or ``fusion`` follows the title and a slash.
 
     Raises:
         BadValueError: The similarity of the model is not an inner product.
@@ -134,19 +158,25 @@ def measure(
     groups: dict[object, list[JudgedCollection]] = {}
     for collection in collections:
         config = collection.config
-        groups.setdefault((collection.corpus, config.dtype, config.document_length), []).append(collection)
+        groups.setdefault((collection.corpus, *_adjustments(config)), []).append(collection)
     training = model.training
-    results: dict[str, Measured] = {}
+    results: dict[str, dict[str, Measured]] = {}
     try:
         for group in groups.values():
-            results |= _measure_group(_adjusted(model, group[0].config), group, compare)
+            results |= _measure_group(_adjusted(model, group[0].config), group, compare, weights or {})
     finally:
         model.train(training)
-    return {collection.config.title: results[collection.config.title] for collection in collections}
+    return {
+        f"{title}/{part}" if part else title: measured
+        for title in (collection.config.title for collection in collections)
+        for part, measured in results[title].items()
+    }
 
 
-def _measure_group(model: Model, group: list[JudgedCollection], compare: Score) -> dict[str, Measured]:
-    """Measure on collections of the same documents."""
+def _measure_group(
+    model: Model, group: list[JudgedCollection], compare: Score, weights: Mapping[str, float]
+) -> dict[str, dict[str, Measured]]:
+    """Measure on collections of the same documents; return results by title and part, see `_searches`."""
     title = ", ".join(collection.config.title for collection in group)
     everything = any(collection.chosen is None for collection in group)
     chosen = frozenset().union(*(collection.chosen or () for collection in group))
@@ -160,10 +190,7 @@ def _measure_group(model: Model, group: list[JudgedCollection], compare: Score) 
         for collection in group:
             texts = (query.text for query in collection.queries)
             queries = concat(model.stream_representations(texts, "query"))
-            if collection.config.index is None:
-                searches.append(_ExactSearch(collection, queries, compare))
-            else:
-                searches.append(_IndexSearch(collection, queries, stack))
+            searches += _searches(collection, queries, compare, stack, weights)
         update = stack.enter_context(progress_bar(f"evaluating on {title}", "documents", total))
         texts = (document.full_text for document in documents())
         ids, first = (document.id for document in documents()), 0  # a second time, in step with the chunks
@@ -176,12 +203,36 @@ def _measure_group(model: Model, group: list[JudgedCollection], compare: Score) 
     # ids are read a third time rather than kept for all documents
     wanted = {row for part in hits for row in part.rows.ravel().tolist()}
     found = {row: document.id for row, document in enumerate(documents()) if row in wanted}
-    return {
-        search.collection.config.title: Measured(
-            _evaluate(search.collection, part, found), search.costs.means() | search.other_costs
-        )
-        for search, part in zip(searches, hits, strict=True)
-    }
+    results: dict[str, dict[str, Measured]] = {collection.config.title: {} for collection in group}
+    for search, part in zip(searches, hits, strict=True):
+        evaluation = _evaluate(search.collection, part, found)
+        measured = Measured(evaluation, search.costs.means() | search.other_costs)
+        results[search.collection.config.title][search.part] = measured
+    return results
+
+
+def _searches(
+    collection: JudgedCollection,
+    queries: Representation,
+    compare: Score,
+    stack: ExitStack,
+    weights: Mapping[str, float],
+) -> list[_Search]:
+    """Return the search of a collection; for several representations that of each, and of their sum."""
+    several: Any = queries
+    if not isinstance(several, Several):
+        if collection.config.index is None:
+            return [_ExactSearch(collection, queries, compare)]
+        return [_IndexSearch(collection, queries, stack)]
+    found = []
+    for name, part in several.parts.items():
+        (search,) = _searches(collection, part, score, stack, weights)
+        search.part = name
+        found.append(search)
+    fused: Any = partial(compare_several, weights={name: weights.get(name, 1.0) for name in several.parts})
+    fusion = _ExactSearch(collection, queries, fused)
+    fusion.part, fusion.whole = FUSION, True
+    return [*found, fusion]
 
 
 def _evaluate(collection: JudgedCollection, hits: Hits, ids: Mapping[int, str]) -> Evaluation:
@@ -198,16 +249,22 @@ class _Search(ABC):
 
     Attributes:
         collection: The collection.
+        part: Name of the representation that is searched, of several; empty if there is one.
+        whole: Whether all of several representations are searched.
         costs: The costs of its queries and documents.
         other_costs: Costs of an index.
     """
 
     collection: JudgedCollection
-    costs: Costs
+    part: str = ""
+    whole: bool = False
+    costs: Any
     other_costs: dict[str, float]
 
     def add(self, chunk: Representation, names: Sequence[str], first: int) -> None:
         """Add those of the documents ``names``, rows from ``first`` on, that belong to the collection."""
+        if self.part and not self.whole:
+            chunk = cast(Any, chunk).parts[self.part]
         chosen, columns = self.collection.chosen, np.arange(len(names))
         if chosen is not None:
             columns = columns[[name in chosen for name in names]]
@@ -235,7 +292,10 @@ class _ExactSearch(_Search):
             self._compare, queries = compare.attend, _project(compare, queries, "queries")
         self._attention = compare if isinstance(compare, MultiVectorAttention) else None
         self._queries = queries
-        self.costs, self.other_costs = Costs(queries, self._attention is not None), {}
+        several: Any = queries
+        attends = self._attention is not None
+        self.costs = _SumOfCosts(several) if isinstance(several, Several) else Costs(queries, attends)
+        self.other_costs = {}
         self._best = TopK(len(queries), collection.config.k)
 
     def _add(self, documents: Representation, names: Sequence[str], rows: npt.NDArray[np.int64]) -> None:
@@ -308,11 +368,23 @@ def _only_candidates(
     return kept
 
 
+def _adjustments(config: EvaluationConfig) -> tuple[str, int | None, TokenPooling | None]:
+    return config.dtype, config.document_length, config.token_pooling
+
+
 def _adjusted(model: Model, config: EvaluationConfig) -> Model:
-    """Return the model, or a copy of it with the precision and the length of documents of ``config``."""
-    if config.dtype == "float32" and config.document_length is None:
+    """Return the model, or a copy of it with the precision, lengths and pooling of ``config``."""
+    if _adjustments(config) == ("float32", None, None):
         return model
     model = copy.deepcopy(model)
+    if config.token_pooling is not None:
+        if not isinstance(model.head, MultiVectorHead):
+            raise BadValueError(
+                f"evaluation.token_pooling: {config.title} is measured with {model.kind} vectors; expected a "
+                "vector a token, or no token_pooling"
+            )
+        model.head.pool_tokens(config.token_pooling)
+        model.head.to(model.device)
     if config.document_length is not None:
         model.set_length("document", config.document_length)
     if config.dtype == "float32":

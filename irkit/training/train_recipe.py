@@ -34,7 +34,8 @@ class TrainRecipe(Config):
         interaction: How token vectors are compared; MaxSim by default.
         train: Arguments by the names of `TrainingArguments`.
         evaluation: Judged collections that the model is measured on. A model with several heads is measured
-            by each head.
+            by each head, and by the sum of their scores with the weights of ``self_distillation``, which is
+            called ``fusion``.
         prepare: For files and folders that the recipe reads, the command that makes each or brings it. An
             error about a missing file names the command; irkit does not run it.
         heads: For a model with several heads: how each is trained, by name. A head without losses of its own

@@ -250,13 +250,8 @@ def _measure(model: Model, step: TrainStep, collections: list[JudgedCollection])
     training = step.training
     step.eval()
     compare: Any = step.interaction or score
-    if isinstance(step, SeveralStep):
-        by_head = {name: measure(head, collections) for name, head in model.heads.items()}
-        results = {
-            f"{title}/{name}": found for name, each in by_head.items() for title, found in each.items()
-        }
-    else:
-        results = measure(model, collections, compare)
+    distillation = step.distillation if isinstance(step, SeveralStep) else None
+    results = measure(model, collections, compare, distillation.weights if distillation else None)
     step.train(training)
     return results
 

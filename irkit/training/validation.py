@@ -26,6 +26,7 @@ from irkit.data import (
 from irkit.errors import BadValueError, ConfigError
 from irkit.evaluation.measures import Evaluation, evaluate
 from irkit.evaluation.run import Run
+from irkit.heads.multi_vector_config import TokenPooling
 from irkit.index.index_kinds import AnyIndexConfig, index_config
 
 _BEIR_13 = {
@@ -70,6 +71,7 @@ class EvaluationConfig(Config):
         run: Rerank this run, in a file of TREC or of JSON lines: each query scores only the documents that
             the run has for it.
         document_length: Number of tokens at which documents are cut; None cuts them as in training.
+        token_pooling: How a multi-vector model pools the vectors of texts; None pools as in training.
         index: Search an index of this kind, such as ``plaid``, or with these settings; None searches exactly.
         group: Name of a group. Averages count the mean of a group as one collection.
         drop_identical_ids: Ignore documents that have the id of the query, as BEIR does.
@@ -85,6 +87,7 @@ class EvaluationConfig(Config):
     documents: PositiveInt | None = None
     run: str | None = None
     document_length: PositiveInt | None = None
+    token_pooling: TokenPooling | None = None
     index: Annotated[AnyIndexConfig, BeforeValidator(_named_index)] | None = None
     group: str = ""
     drop_identical_ids: bool = False
