@@ -40,6 +40,7 @@ MARKER = "irkit.uploaded.json"
 _BLOCK = 1 << 23  # bytes
 _TRIES = 4  # of a file, and of a download of an index that is replaced meanwhile
 _PAUSE = 0.5  # seconds before the second one; twice as many before each further one
+_BUCKETS = {"s3", "gs", "abfs"}  # stores without folders, whose buckets a wrong name must not make
 _FOLDER = re.compile(r"v-[0-9a-f]{16}")
 _ADVICE = "check the address, the connection and the right to write"
 
@@ -223,7 +224,9 @@ def _put(store: Any, file: Path, path: str, size: int) -> None:
     with contextlib.suppress(FileNotFoundError):
         if store.info(path)["size"] == size:
             return
-    store.makedirs(path.rpartition("/")[0], exist_ok=True)
+    protocols = {store.protocol} if isinstance(store.protocol, str) else set(store.protocol)
+    if not protocols & _BUCKETS:
+        store.makedirs(path.rpartition("/")[0], exist_ok=True)
     with file.open("rb") as source, store.open(path, "wb") as stream:
         left = size
         while left and (block := source.read(min(left, _BLOCK))):
