@@ -192,6 +192,27 @@ def test_sparse(pooling: str, tiny_bert: Path, tmp_path: Path) -> None:
     np.testing.assert_allclose(found, ours, rtol=1e-5, atol=1e-5)
 
 
+def test_several_heads(tiny_bert: Path, tmp_path: Path) -> None:
+    """One file gives what all heads make."""
+    torch.manual_seed(0)
+    heads = {"dense": {}, "sparse": "token_weight", "multi_vector": {"projection": {"dim": 8}}}
+    model = Model.several(tiny_bert, heads, device="cpu")
+    export_onnx(model, tmp_path / "out")
+    session = runtime.InferenceSession(str(tmp_path / "out" / "model.onnx"))
+    about = json.loads((tmp_path / "out" / "irkit_onnx.json").read_text())
+    assert [*about["heads"]] == [*about["outputs"]] == [*heads]
+    rows = [row.tolist() for row in model.pipeline("document").tokenize([*TEXTS, "index index"])]
+    found = dict(zip(about["outputs"], session.run(None, padded(rows)), strict=True))
+    ours = model.encode_representation([*TEXTS, "index index"], "document").parts
+    dense = found["dense"] / np.linalg.norm(found["dense"], axis=1, keepdims=True)  # compared by cosine
+    np.testing.assert_allclose(dense, ours["dense"].values.numpy(), atol=1e-5)
+    np.testing.assert_allclose(found["sparse"], ours["sparse"].to_dense().numpy(), atol=1e-5)
+    skipped = about["heads"]["multi_vector"]["skip_ids"]
+    for vectors, row, expected in zip(found["multi_vector"], rows, ours["multi_vector"].tokens, strict=True):
+        kept = [place for place, token in enumerate(row) if token not in skipped]
+        np.testing.assert_allclose(vectors[kept], expected.numpy(), atol=1e-5)
+
+
 def test_command_line(command: Callable[..., tuple[int, str, str]], tiny_dense: Path, tmp_path: Path) -> None:
     status, _, error = command("export", str(tiny_dense), "--to", "onnx", "--out", str(tmp_path / "out"))
     assert status == 0, error

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from irkit import Model, Ragged, Sparse
+from irkit import Model, Ragged, Retriever, Sparse
 from irkit.core.representation import Dense, MultiVector, Several, concat, representation_from_arrays
 from irkit.errors import BadTypeError, BadValueError, ConfigError, CorruptError, IrkitError, StorageError
 from irkit.heads import PooledHead, SeveralHeads, TokenWeightHead
@@ -166,6 +166,37 @@ def test_bge_m3_is_what_transformers_and_torch_compute(bge_m3: Path, tmp_path: P
         "multi_vector": (query[2] @ passage[2].T).max(1).values.mean().item(),
     }
     assert scores == pytest.approx(expected, abs=1e-6)
+
+
+def test_bge_m3_from_its_files_to_a_hybrid_search_and_back(bge_m3: Path, tmp_path: Path) -> None:
+    """Hits of an index of all three outputs have the fused scores of plain transformers and torch."""
+    weights = {"dense": 0.4, "sparse": 0.2, "multi_vector": 0.4}
+    notes = [{"_id": f"d{i}", "text": text} for i, text in enumerate(TEXTS) if text]
+    query = "search the neural index"
+    q = by_transformers(bge_m3, query)
+    expected = {}
+    for note in notes:
+        d = by_transformers(bge_m3, note["text"])
+        parts = {
+            "dense": (q[0] @ d[0]).item(),
+            "sparse": sum(weight * d[1].get(token, 0.0) for token, weight in q[1].items()),
+            "multi_vector": (q[2] @ d[2].T).max(1).values.mean().item(),
+        }
+        expected[note["_id"]] = sum(weights[name] * value for name, value in parts.items())
+
+    def check(directory: Path, index: Path) -> None:
+        model = Model.from_pretrained(directory, device="cpu")
+        with Retriever.build(model, notes, index) as retriever:
+            hits = retriever.search(query, k=5, fuse=weights)
+        assert {hit.id: hit.score for hit in hits} == pytest.approx(expected, abs=1e-6)
+        assert [hit.id for hit in hits] == sorted(expected, key=expected.__getitem__, reverse=True)
+        with Retriever.load(index, model) as again:
+            assert [hit.score for hit in again.search(query, k=5, fuse=weights)] == [h.score for h in hits]
+            assert len(again.search(query, k=5)) == len(notes)  # by ranks
+        model.save_pretrained(tmp_path / "back", format="bge-m3")
+
+    check(bge_m3, tmp_path / "index")
+    check(tmp_path / "back", tmp_path / "index of what was saved")
 
 
 def test_bge_m3_in_safetensors_and_without_modules(bge_m3: Path, tmp_path: Path) -> None:

@@ -270,18 +270,19 @@ def test_what_takes_one_head_refuses_several(
     with pytest.raises(BadValueError, match="this index is several"):
         export(retriever, "jsonl", tmp_path / "out.jsonl")
     (tmp_path / "texts.txt").write_text("a text\n")
-    code, _, error = command(
-        "encode", model.name, str(tmp_path / "texts.txt"), "--out", str(tmp_path / "x.safetensors")
-    )
-    assert code != 0
-    assert "a file holds one representation" in error
-    pytest.importorskip("fastapi", reason="needs: pip install 'irkit[serve]'")
-    from irkit.serve.catalogue import Catalogue
-    from irkit.serve.serve_config import ServeConfig
+    words = ("encode", model.name, str(tmp_path / "texts.txt"), "--out", str(tmp_path / "x.safetensors"))
+    for more in ((), ("--head", "other")):
+        code, _, error = command(*words, *more)
+        assert code != 0
+        assert "has dense, sparse, multi_vector; a file holds one representation" in error
+    for name in model.heads:
+        code, _, error = command(*words[:-1], str(tmp_path / f"{name}.safetensors"), "--head", name)
+        assert code == 0, error
+    from safetensors.torch import load_file
 
-    for path in (model.name, str(tmp_path / "index")):
-        with pytest.raises(ConfigError, match="irkit serve takes models with one head"):
-            Catalogue(ServeConfig(paths=[path], device="cpu"))
+    stored = load_file(tmp_path / "dense.safetensors")
+    expected = model.heads["dense"].encode_document(["a text"], normalize_embeddings=True)
+    np.testing.assert_allclose(stored["values"].numpy(), expected, atol=1e-2)  # stored from bfloat16 at most
 
 
 def test_damaged_manifests_are_refused(retriever: Retriever, tmp_path: Path) -> None:

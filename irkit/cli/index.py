@@ -209,6 +209,7 @@ def encode(
     *,
     out: Path,
     side: Literal["query", "document"] = "document",
+    head: str | None = None,
     id_column: str | None = None,
     text_column: list[str] | None = None,
     title_column: str | None = None,
@@ -228,6 +229,7 @@ def encode(
         title_column: Column or key of the title of documents; default: title.
         out: File to write: .npy, .safetensors or .jsonl.
         side: Encode the texts as queries or as documents.
+        head: Head of a model that has several.
         dtype: auto (default for documents), float32 (default for queries, as in a search), bfloat16 or int8.
         device: cpu, cuda, cuda:1, ...; default: a GPU, if any. cuda:0,cuda:1 share the work.
 
@@ -268,11 +270,13 @@ def encode(
 
     dtype = dtype or ("auto" if side == "document" else "float32")  # as irkit index and irkit search
     encoder = Model.from_pretrained(model, device=device.split(",") if device else None, dtype=dtype)
-    if encoder.kind == "several":
-        raise BadValueError(
-            f"encoding: {model} has the heads {', '.join(encoder.heads)}, and a file holds one "
-            "representation; save one of Model.heads as a model of its own"
-        )
+    if head is not None or encoder.kind == "several":
+        if encoder.kind != "several" or head not in encoder.heads:
+            there = ", ".join(encoder.heads) if encoder.kind == "several" else "one head; leave it out"
+            raise BadValueError(
+                f"encoding: --head is {head}, and {model} has {there}; a file holds one representation"
+            )
+        encoder = encoder.heads[head]
     if encoder.kind != "dense" and out.suffix != ".safetensors" and (encoder.kind, out.suffix) != _IMPACTS:
         raise BadValueError(
             f"--out {out}: {model} makes {encoder.kind}, not one vector a text; give --out FILE.safetensors"

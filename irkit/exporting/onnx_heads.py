@@ -7,7 +7,7 @@ from torch import nn
 
 from irkit.errors import BadValueError
 from irkit.exporting.onnx_graph import NEVER, Graph, activate, add_norm
-from irkit.heads import MultiVectorHead, Normalize, PooledHead, SparseHead
+from irkit.heads import MultiVectorHead, Normalize, PooledHead, SparseHead, TokenWeightHead
 from irkit.heads.projection import Projection
 
 _SIMPLE = {nn.ReLU: "Relu", nn.Sigmoid: "Sigmoid", nn.Tanh: "Tanh"}
@@ -64,6 +64,22 @@ def weigh_terms(graph: Graph, head: SparseHead, hidden: str, mask: str) -> str:
     if head.config.pooling == "sum":
         return str(graph("ReduceSum", weights, graph.ints(1), keepdims=0))
     return str(graph("ReduceMax", weights, axes=[1], keepdims=0))
+
+
+def weigh_tokens(graph: Graph, head: TokenWeightHead, hidden: str, ids: str, mask: str) -> str:
+    """Add a head of token weights; return the weights of all terms ``(batch, dim)``."""
+    weights = graph("Squeeze", graph("Relu", add_layers(graph, head.layers, hidden)), graph.ints(2))
+    counted = np.ones(head.dim, np.float32)
+    counted[head.special_ids.numpy()] = 0
+    seen = graph("Mul", graph("Cast", mask, to=1), graph("Gather", graph.constant(counted), ids))
+    weights = graph("Mul", weights, seen)
+    # each token gets the highest weight of all that are equal: then the order of writing does not matter
+    equal = graph("Equal", graph("Unsqueeze", ids, graph.ints(2)), graph("Unsqueeze", ids, graph.ints(1)))
+    rows = graph("Mul", graph("Cast", equal, to=1), graph("Unsqueeze", weights, graph.ints(1)))
+    highest = graph("ReduceMax", rows, axes=[2], keepdims=0)
+    sizes = graph("Concat", graph.shape(ids, 0), graph.ints(head.dim), axis=0)
+    empty = graph("Expand", graph.floats(0), sizes)
+    return str(graph("ScatterElements", empty, ids, highest, axis=1))
 
 
 def add_layers(graph: Graph, layers: nn.ModuleList, x: str) -> str:

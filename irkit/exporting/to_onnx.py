@@ -10,8 +10,22 @@ from irkit.encoder import Encoder
 from irkit.encoder.families import FAMILIES
 from irkit.errors import BadTypeError, BadValueError, MissingDependencyError, StorageError
 from irkit.exporting.onnx_graph import OPSET, Graph, encode
-from irkit.exporting.onnx_heads import add_layers, pool_dense, project_tokens, weigh_terms
-from irkit.heads import MultiVectorHead, Normalize, PooledHead, Side, SparseHead
+from irkit.exporting.onnx_heads import (
+    add_layers,
+    pool_dense,
+    project_tokens,
+    weigh_terms,
+    weigh_tokens,
+)
+from irkit.heads import (
+    MultiVectorHead,
+    Normalize,
+    PooledHead,
+    SeveralHeads,
+    Side,
+    SparseHead,
+    TokenWeightHead,
+)
 from irkit.model import Model
 from irkit.utils.atomic import publish_folder, scratch
 
@@ -26,7 +40,8 @@ def export_onnx(model: Model, out: str | Path) -> None:
     The inputs are ``input_ids`` and ``attention_mask``, int64 ``(batch, length)`` of any sizes, padded at the
     end. The output depends on the kind of the model: ``embeddings (batch, dim)``; ``token_embeddings (batch,
     length, dim)``, of which those of real tokens outside the skip list count; or ``weights (batch, dim)`` of
-    all terms. irkit_onnx.json has prompts, lengths, skip list and query expansion.
+    all terms. A model with several heads has an output for each, by its name. irkit_onnx.json has prompts,
+    lengths, skip list and query expansion.
 
     Args:
         model: In float32, with one of irkit's own encoders.
@@ -69,7 +84,11 @@ def _check(model: Model) -> None:
             f"exporting to ONNX: the encoder is a {encoder.family}, which irkit does not run itself; "
             f"expected one of {', '.join(sorted(FAMILIES))}"
         )
-    if not isinstance(head, PooledHead | MultiVectorHead | SparseHead):
+    if isinstance(head, SeveralHeads):
+        for part in model.heads.values():
+            _check(part)
+        return
+    if not isinstance(head, PooledHead | MultiVectorHead | SparseHead | TokenWeightHead):
         raise BadValueError(
             f"exporting to ONNX: the head is a {type(head).__name__}; expected a dense, multi-vector "
             "or sparse one"
@@ -91,32 +110,52 @@ def _build(model: Model) -> Any:
     """Return the file as a message of protocol buffers."""
     from onnx import TensorProto, helper
 
-    graph, encoder, head = Graph(), model.encoder, model.head
+    graph, encoder = Graph(), model.encoder
     assert isinstance(encoder, Encoder)
     hidden = encode(graph, encoder, "input_ids", "attention_mask")
-    if isinstance(head, PooledHead):
-        result = pool_dense(graph, head, hidden, "attention_mask")
-        sizes: list[Any] = ["batch", model.dim]
-    elif isinstance(head, MultiVectorHead):
-        result = project_tokens(graph, head, hidden)
-        sizes = ["batch", "length", model.dim]
-    else:
-        assert isinstance(head, SparseHead)
-        result = weigh_terms(graph, head, hidden, "attention_mask")
-        sizes = ["batch", model.dim]
-    if model.truncate_dim is not None:
-        result = graph("Slice", result, graph.ints(0), graph.ints(model.truncate_dim), graph.ints(-1))
-        if head.unit:
-            result = _head_norm(graph, result)
-    graph.name(result, _OUTPUTS[model.kind])
+    for name, part in _parts(model).items():
+        graph.name(_add_head(graph, part, hidden), name)
     inputs = [
         helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "length"])
         for name in ("input_ids", "attention_mask")
     ]
-    outputs = [helper.make_tensor_value_info(_OUTPUTS[model.kind], TensorProto.FLOAT, sizes)]
+    outputs = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, _sizes(part))
+        for name, part in _parts(model).items()
+    ]
     made = helper.make_graph(graph.nodes, "irkit", inputs, outputs, graph.constants)
     opset = helper.make_opsetid("", OPSET)
     return helper.make_model(made, opset_imports=[opset], ir_version=_IR_VERSION, producer_name="irkit")
+
+
+def _parts(model: Model) -> dict[str, Model]:
+    """Return the model of each output, by the name of the output."""
+    several = isinstance(model.head, SeveralHeads)
+    return dict(model.heads) if several else {_OUTPUTS[model.kind]: model}
+
+
+def _sizes(model: Model) -> list[Any]:
+    """Return the dimensions of the output of a model; those that are free have a name."""
+    length = ["length"] if model.kind == "multi_vector" else []
+    return ["batch", *length, model.dim]
+
+
+def _add_head(graph: Graph, model: Model, hidden: str) -> str:
+    head = model.head
+    if isinstance(head, PooledHead):
+        result = pool_dense(graph, head, hidden, "attention_mask")
+    elif isinstance(head, MultiVectorHead):
+        result = project_tokens(graph, head, hidden)
+    elif isinstance(head, TokenWeightHead):
+        result = weigh_tokens(graph, head, hidden, "input_ids", "attention_mask")
+    else:
+        assert isinstance(head, SparseHead)
+        result = weigh_terms(graph, head, hidden, "attention_mask")
+    if model.truncate_dim is not None:
+        result = graph("Slice", result, graph.ints(0), graph.ints(model.truncate_dim), graph.ints(-1))
+        if head.unit:
+            result = _head_norm(graph, result)
+    return result
 
 
 def _head_norm(graph: Graph, x: str) -> str:
@@ -127,15 +166,11 @@ def _head_norm(graph: Graph, x: str) -> str:
 
 def _describe(model: Model) -> dict[str, Any]:
     """Return what who runs the file must know, as JSON values."""
-    head, sides = model.head, get_args(Side)
+    sides = get_args(Side)
     about: dict[str, Any] = {
         "kind": model.kind,
-        "dim": model.dim,
-        "similarity": model.similarity_name,
         "inputs": {name: ["batch", "length"] for name in ("input_ids", "attention_mask")},
-        "outputs": {
-            _OUTPUTS[model.kind]: ["batch", *(["length"] if model.kind == "multi_vector" else []), model.dim]
-        },
+        "outputs": {name: _sizes(part) for name, part in _parts(model).items()},
         "padding": "right",
         "pad_id": model.tokenizer.special_ids.get("pad", 0),
         "prompts": model.prompts,
@@ -143,7 +178,15 @@ def _describe(model: Model) -> dict[str, Any]:
         "max_positions": model.encoder.max_positions,
         "opset": OPSET,
     }
-    if isinstance(head, SparseHead):
+    if isinstance(model.head, SeveralHeads):
+        return about | {"heads": {name: _describe_head(part) for name, part in model.heads.items()}}
+    return about | _describe_head(model)
+
+
+def _describe_head(model: Model) -> dict[str, Any]:
+    head, sides = model.head, get_args(Side)
+    about: dict[str, Any] = {"dim": model.dim, "similarity": model.similarity_name}
+    if isinstance(head, SparseHead | TokenWeightHead):
         about["max_active_dims"] = {side: head.config.max_active_dims(side) for side in sides}
     if isinstance(head, MultiVectorHead):
         expansion, skipped = head.config.query_expansion, head.skip_ids
