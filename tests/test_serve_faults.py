@@ -136,6 +136,20 @@ def test_bodies_that_are_refused_are_freed(served: Any) -> None:
         gc.enable()
 
 
+def test_what_was_sent_is_not_written_out() -> None:
+    """Writing out a wrong body of 100 MB took 1.7 GB."""
+    exceptions = pytest.importorskip("fastapi.exceptions", reason="needs: pip install 'irkit[serve]'")
+    from irkit.serve.problems import problem_of
+
+    class Large:
+        def __repr__(self) -> str:
+            raise AssertionError
+
+    wrong = {"type": "model_attributes_type", "loc": ("body",), "msg": "no object", "input": Large()}
+    problem = problem_of(exceptions.RequestValidationError([wrong]))
+    assert (problem.status, str(problem)) == (422, "body: no object")
+
+
 @pytest.mark.parametrize(
     ("name", "body"),
     [

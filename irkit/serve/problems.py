@@ -59,9 +59,9 @@ def problem_of(error: Exception) -> Problem:
     """Return the problem that an error of irkit, of a request or of the operating system is."""
     if isinstance(error, Problem):
         return error
-    message = _PATH.sub(r"\1", str(error))
     if isinstance(error, RequestValidationError):
-        return _invalid(error)
+        return _invalid(error)  # whose string repeats the whole body
+    message = _PATH.sub(r"\1", str(error))
     if isinstance(error, HTTPException):
         return Problem(error.status_code, str(error.detail))
     if isinstance(error, LockedError):
