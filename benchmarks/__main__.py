@@ -38,7 +38,9 @@ def main() -> None:
         "--sizes", help="numbers of documents of the suites adds, dense, runs, scale, shard_builds and shards"
     )
     parser.add_argument("--soak", type=float, help="minutes that the suite serve loads a server, instead")
-    parser.add_argument("--only", help="studies of the suite studies, or kinds of scale, separated by commas")
+    parser.add_argument(
+        "--only", help="studies of studies, kinds of scale or collections of dense, separated by commas"
+    )
     parser.add_argument("--show", action="store_true", help="print the stored results instead of measuring")
     arguments = parser.parse_args()
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch loads its OpenMP

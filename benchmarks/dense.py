@@ -6,7 +6,7 @@ Peers run in an interpreter of their own, in the folder that ``IRKIT_PEERS`` nam
     work/          made by the suite: vectors, and indexes of peers, which are not built again
 
 Without them the suite runs all the same and says what it left out. ``--sizes 1000000`` adds a million
-generated vectors.
+generated vectors. ``--only "generated 200k x 768"`` measures a collection, and leaves the other stored rows.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import shutil
 import statistics
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -22,7 +23,7 @@ import numpy as np
 from benchmarks.contest import Contender, Hits, build_row, measure, work_folder
 from benchmarks.dense_bars import bars, speeds
 from benchmarks.dense_vectors import DenseVectors, generate, passages, read
-from benchmarks.harness import Row, write_results
+from benchmarks.harness import Row, read_results, write_results
 from benchmarks.plot import draw_curves
 from benchmarks.worker import K, Options
 
@@ -67,24 +68,32 @@ def contenders(documents: int, dim: int) -> dict[str, Contender]:
     }
 
 
-def main(sizes: tuple[int, ...] = ()) -> None:
+def main(sizes: Sequence[int] = (), only: Sequence[str] = ()) -> None:
     """Measure the collections; store the curves, what they come to, and the plot.
 
     Args:
         sizes: Numbers of generated vectors of 384 dimensions to measure, too.
+        only: Collections to measure beside those whose rows are stored; by default all, in place of these.
     """
-    rows: list[Row] = []
-    builds: list[Row] = []
-    names = [*COLLECTIONS, *(f"generated {size // 1000}k x 384" for size in sizes)]
+    names = [*(only or COLLECTIONS), *(f"generated {size // 1000}k x 384" for size in sizes)]
+    rows, builds = _others(names) if only else ([], [])
     with work_folder() as work:
-        for number, name in enumerate(names):
+        for name in names:
             curve, built = measure_collection(name, prepared(name, work))
             rows += curve
             builds += built
             write_results("dense_curves", rows)
             write_results("dense_speed", speeds(rows))
             write_results("dense", [*bars(rows, builds), *builds])
-            _PLOT.write_text(draw_curves(rows, names[: number + 1], 0.9))
+            _PLOT.write_text(draw_curves(rows, list(dict.fromkeys(row["collection"] for row in rows)), 0.9))
+
+
+def _others(names: Sequence[str]) -> tuple[list[Row], list[Row]]:
+    """Return the stored rows of curves and builds of other collections."""
+    curves, every = (read_results(suite)[1] for suite in ("dense_curves", "dense"))
+    builds = [row for row in every if "contender" in row]
+    kept = ([row for row in rows if row["collection"] not in names] for rows in (curves, builds))
+    return next(kept), next(kept)
 
 
 def prepared(name: str, work: Path) -> Path:

@@ -434,3 +434,28 @@ def test_scale_measures_a_kind_and_keeps_the_rows_of_others(tmp_path: Path, monk
     assert [item["index"] for item in rows if item["time"]] == ["plaid"]
     with pytest.raises(SystemExit, match="scale: unknown kinds plait; expected some of bm25, inverted"):
         scale.main([5], ["plait"])
+
+
+def test_dense_measures_a_collection_and_keeps_the_rows_of_others(tmp_path: Path, monkeypatch: Any) -> None:
+    from benchmarks import dense, harness
+
+    monkeypatch.setattr(harness, "RESULTS", tmp_path)
+    monkeypatch.setattr(dense, "_PLOT", tmp_path / "plot.svg")
+    monkeypatch.delenv("IRKIT_PEERS", raising=False)
+    monkeypatch.setattr(dense, "prepared", lambda name, work: Path(name))
+    for time, only in enumerate(((), ("passages",))):
+
+        def measured(folder: Path, name: str, time: int = time) -> tuple[list[Any], list[Any]]:
+            both = {"collection": name, "contender": "irkit none"}
+            curve = {**both, "documents": 9, "dimensions": 8, "settings": {}, "is default": True}
+            speed = {"recall@10": 0.99, "queries/s": 1.0 + time, "us/query": 1.0, "wall us/query": 1.0}
+            return [curve | speed], [both | {"bytes/document": 9.0, "build CPU s": float(time)}]
+
+        monkeypatch.setattr(dense, "measure_collection", lambda name, folder: measured(folder, name))
+        dense.main(only=only)
+    curves = {row["collection"]: row["queries/s"] for row in harness.read_results("dense_curves")[1]}
+    builds = [row for row in harness.read_results("dense")[1] if "contender" in row]
+    assert curves == {name: 1.0 + (name == "passages") for name in dense.COLLECTIONS}
+    assert {row["collection"]: row["build CPU s"] for row in builds} == {
+        name: float(name == "passages") for name in dense.COLLECTIONS
+    }

@@ -283,21 +283,23 @@ class Inverted(StoredRows):
         if self.may_be_negative or arrays["weights"].min(initial=0) < 0:
             return self._scan_all(queries, k, keep)
         keep = keep if keep is None else np.ascontiguousarray(keep)
-        return self._complete(self._look_up(_positive(arrays), k, keep), queries, keep)
+        return self._complete(self._read_lists(_positive(arrays), k, keep), queries, keep)
 
     def _complete(self, hits: Hits, queries: Representation, keep: Array | None) -> Hits:
         """Add what an approximation left out, and rows that score 0, if fewer than k rows score above 0."""
         short = np.flatnonzero(hits.rows[:, -1] < 0)
         if len(short) and self._effort(keep) is not None:
             again = _positive(queries[short].arrays())
-            hits.rows[short], hits.scores[short] = self._look_up(again, hits.rows.shape[1], keep, exact=True)
+            hits.rows[short], hits.scores[short] = self._read_lists(
+                again, hits.rows.shape[1], keep, exact=True
+            )
         if len(short):
             rows, scores = hits.rows[short], hits.scores[short]
             _fill(rows, scores, keep)
             hits.rows[short], hits.scores[short] = rows, scores
         return hits
 
-    def _look_up(self, queries: Queries, k: int, keep: Array | None, exact: bool = False) -> Hits:
+    def _read_lists(self, queries: Queries, k: int, keep: Array | None, exact: bool = False) -> Hits:
         """Return the best rows that score above 0."""
         segments = self._segments()
         effort = None if exact else self._effort(keep)
