@@ -165,6 +165,33 @@ def test_masked_auto_encoding_tells_every_token_from_the_vector_and_others(
         assert (a - b).norm() <= 1e-5 * b.norm() + 1e-9, name
 
 
+def test_masked_auto_encoding_averages_tokens_of_a_text_and_then_texts(tokenizer: Tokenizer) -> None:
+    model = make(tokenizer, "2-late")
+    batch = PretrainCollator(tokenizer)([*texts(3, 20), (3, "")])
+    steps = {
+        average: randomised(PretrainStep(model, [MaskedAutoEncoding(average=average)], seed=3))
+        for average in ("texts", "tokens")
+    }
+    whole = steps["texts"](batch)
+    each = []
+    for row in range(3):  # one text alone has one mean, whatever the reading
+        alone = PretrainCollator(tokenizer)([texts(3, 20)[row]])
+        each.append(steps["tokens"](alone))
+    each = [loss for loss in each if loss > 0]  # texts without tokens do not count
+    assert len(each) == 2
+    torch.testing.assert_close(whole, torch.stack(each).mean())
+    assert not torch.isclose(whole, steps["tokens"](batch))
+    parts = [dict(step.parts) for step in (steps["texts"], steps["tokens"]) if step(batch) is not None]
+    assert float(parts[0]["masked_auto_encoding_accuracy"]) == pytest.approx(
+        float(parts[1]["masked_auto_encoding_accuracy"])
+    )
+    one, other = (
+        torch.autograd.grad(loss, model.encoder.word_embeddings, retain_graph=True)[0]
+        for loss in (whole, torch.stack(each).mean())
+    )
+    torch.testing.assert_close(one, other)
+
+
 def test_who_sees_whom_is_drawn_for_each_pair_and_nobody_sees_itself() -> None:
     n, length, rate = 400, 24, 0.3
     seen = visible_tokens(torch.arange(n), length, rate, seed=1)

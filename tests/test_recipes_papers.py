@@ -142,6 +142,7 @@ RECIPES: dict[str, Numbers] = {
     | TITE_MODEL
     | {
         "pretraining.masking": (None, "TITE 4.1: without masking the input"),
+        "pretraining.objectives.0.average": ("texts", "TITE 3.3: the mean over the tokens of a text"),
         "model.variant": ("paper", "TITE 3.1: rotary positions only"),
         "model.sizes.max_length": (512, "TITE 4.1: passages at 512"),
         "train.seed": (42, "the paper says none"),

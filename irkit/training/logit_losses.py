@@ -15,7 +15,13 @@ CELLS = 1 << 22  # logits computed at once: 16 MB in float32
 
 
 def token_loss(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, cells: int = CELLS
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    cells: int = CELLS,
+    *,
+    factors: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute the cross-entropy of tokens under a linear map to the vocabulary.
 
@@ -28,6 +34,7 @@ def token_loss(
         bias: ``(vocabulary,)``, or None.
         labels: ``(m,)`` int64, the right terms.
         cells: Number of logits that are computed at once, at most, unless one token has more.
+        factors: ``(m,)``, multiply the loss of each token; None are all 1.
 
     Returns:
         The sum of the losses, and the number of right predictions, which has no gradient. Under autocast the
@@ -39,7 +46,7 @@ def token_loss(
         (1.6265, 1)
     """
     inputs = _cast(hidden, weight, bias)
-    return _TokenLoss.apply(*inputs, labels, cells, _trained(*inputs))  # type: ignore[no-any-return, no-untyped-call]
+    return _TokenLoss.apply(*inputs, labels, factors, cells, _trained(*inputs))  # type: ignore[no-any-return, no-untyped-call]
 
 
 def bag_loss(
@@ -100,6 +107,7 @@ class _TokenLoss(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         labels: Tensor,
+        factors: Tensor | None,
         cells: int,
         trained: tuple[bool, ...],
     ) -> tuple[Tensor, Tensor]:
@@ -120,12 +128,16 @@ class _TokenLoss(torch.autograd.Function):
                 label_logits = logits.gather(1, label)
                 errors = logits.exp_()
                 sums = errors.sum(1, keepdim=True)
-                total += (sums.log() - label_logits).sum()
+                losses, scale = sums.log() - label_logits, sums.new_ones(())
+                if factors is not None:
+                    scale = _exact(factors[start : start + size, None])
+                total += (losses * scale).sum()
                 if not any(trained):
                     continue
                 # gradients: softmax minus 1 at the label
                 errors /= sums
                 errors.scatter_add_(1, label, errors.new_full(label.shape, -1))
+                errors *= scale
                 low = errors.to(weight.dtype)
                 if hidden_grad is not None:
                     hidden_grad[start : start + size] = low @ weight
@@ -142,7 +154,7 @@ class _TokenLoss(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         scaled = [None if x is None else (x * grad).to(ctx.dtype) for x in ctx.saved_tensors]
-        return (*scaled, None, None, None)
+        return (*scaled, None, None, None, None)
 
 
 class _BagLoss(torch.autograd.Function):

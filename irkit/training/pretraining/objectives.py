@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Annotated, Literal, TypeAlias
 
 import torch
@@ -37,16 +38,19 @@ class MaskedAutoEncoding(BaseObjective):
 
     Attributes:
         mask_rate: Share of the other tokens that the decoder, which makes the predictions, does not see.
+        average: ``"texts"`` takes the mean over the tokens of each text, then over texts, as the equation
+            does; ``"tokens"`` takes the mean over all tokens, in which long texts weigh more.
 
     Source: Schlatt et al. 2025 (TITE), section 3.3, L_MAE; Xiao et al. 2022, "RetroMAE", section 3.3.
     """
 
     kind: Literal["masked_auto_encoding"] = "masked_auto_encoding"
     mask_rate: float = Field(default=0.5, ge=0, le=1)
+    average: Literal["texts", "tokens"] = "tokens"
 
     def prepare(self, model: Model, seed: int = 0) -> ObjectiveModule:
         """Make the decoder and a head; see `BaseObjective.prepare`."""
-        return _seeded(lambda: _AutoEncoding(model, self.mask_rate, seed), model, seed)
+        return _seeded(lambda: _AutoEncoding(model, self, seed), model, seed)
 
 
 class BagOfWords(BaseObjective):
@@ -91,19 +95,28 @@ _PRIOR = 0.01  # initial probability of each token: most tokens are not in a tex
 
 
 class _AutoEncoding(ObjectiveModule):
-    def __init__(self, model: Model, mask_rate: float, seed: int) -> None:
+    def __init__(self, model: Model, config: MaskedAutoEncoding, seed: int) -> None:
         super().__init__()
         encoder = own_encoder(model, "masked auto-encoding")
         _check_vectors(model, "masked auto-encoding")
-        self.decoder = Decoder(encoder, mask_rate, seed)
+        self.decoder, self.average = Decoder(encoder, config.mask_rate, seed), config.average
         self.head = PredictionHead(encoder)
 
     def forward(self, encoded: Encoded) -> Value:
         batch = encoded.batch
         assert encoded.vectors is not None
         hidden = self.decoder(encoded.encoder.embeddings, encoded.vectors, batch.original, batch.numbers)
-        labels = batch.original.values[batch.ordinary]
-        return _prediction_loss(self.head, encoded, hidden[batch.ordinary], labels)
+        labels, hidden = batch.original.values[batch.ordinary], hidden[batch.ordinary]
+        if self.average == "tokens":
+            return _prediction_loss(self.head, encoded, hidden, labels)
+        rows = batch.original.row_ids()[batch.ordinary]
+        lengths = torch.bincount(rows, minlength=len(batch))
+        value = _prediction_loss(self.head, encoded, hidden, labels, 1 / lengths[rows])
+        count = int((lengths > 0).sum())
+        value.parts["accuracy"] = (
+            value.parts["accuracy"] * count / max(1, value.count)
+        )  # a share of the tokens nevertheless
+        return replace(value, count=count)
 
 
 class _BagOfWords(ObjectiveModule):
@@ -135,9 +148,12 @@ class _LanguageModeling(ObjectiveModule):
         return _prediction_loss(self.head, encoded, encoded.hidden.values[batch.positions], batch.labels)
 
 
-def _prediction_loss(head: PredictionHead, encoded: Encoded, hidden: Tensor, labels: Tensor) -> Value:
-    """Return the cross-entropy of ``labels (m,)`` given ``hidden (m, hidden_size)``."""
-    total, right = token_loss(head(hidden), encoded.encoder.word_embeddings, head.bias, labels)
+def _prediction_loss(
+    head: PredictionHead, encoded: Encoded, hidden: Tensor, labels: Tensor, factors: Tensor | None = None
+) -> Value:
+    """Return the cross-entropy of ``labels (m,)`` given ``hidden (m, width)``, times ``factors (m,)``."""
+    words = encoded.encoder.word_embeddings
+    total, right = token_loss(head(hidden), words, head.bias, labels, factors=factors)
     return Value(total, len(labels), {"accuracy": right})
 
 
