@@ -79,15 +79,15 @@ def run(name: str, out: Path) -> bool:
 
 
 def rows(cells: Iterable[Cell]) -> Iterator[Row]:
-    """Yield a row per variant: measures with differences and corrected p values, then costs."""
-    table: dict[str, list[Cell]] = {}
+    """Yield a row per variant and collection: measures with differences and corrected p, then costs."""
+    cells = [cell for cell in cells if cell.measure not in ("query length", "floats", "ms per query")]
+    several = len({cell.dataset for cell in cells}) > 1
+    table: dict[tuple[str, str], list[Cell]] = {}
     for cell in cells:
-        table.setdefault(cell.variant, []).append(cell)
-    for variant, parts in table.items():
-        row: Row = {"variant": variant}
+        table.setdefault((cell.variant, cell.dataset), []).append(cell)
+    for (variant, dataset), parts in table.items():
+        row: Row = {"variant": variant} | ({"collection": dataset} if several else {})
         for cell in parts:
-            if cell.p is None and cell.measure in ("query length", "floats", "ms per query"):
-                continue
             is_cost = "@" not in cell.measure
             row[cell.measure] = float(f"{cell.mean:.4g}") if is_cost else round(cell.mean, 4)
             if not is_cost:
@@ -97,7 +97,8 @@ def rows(cells: Iterable[Cell]) -> Iterator[Row]:
                     "difference": None if tested is None else round(cell.difference or 0.0, 4),
                     "corrected p": None if tested is None else float(f"{tested:.2g}"),
                 }
-        yield row
+        if any("@" in cell.measure for cell in parts):
+            yield row
 
 
 def _here(command: str) -> Iterator[str]:

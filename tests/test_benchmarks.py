@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -413,6 +414,18 @@ def test_the_small_versions_of_the_papers_are_run_and_shown() -> None:
             "corrected p": 0.041,
         },
     ]
+    other = [cell._replace(dataset="e") for cell in cells[:1]]
+    assert [row["collection"] for row in studies.rows([*cells, *other])] == ["d", "d", "e"]
+
+
+def test_commands_of_recipes_are_run_with_what_is_here() -> None:
+    from benchmarks import studies
+
+    words = list(studies._here("irkit index bm25 scifact --out bm25"))
+    assert words == [sys.executable, "-m", "irkit", "index", "bm25", "scifact", "--out", "bm25"]
+    program, script = studies._here("python examples/recipes/hide_words.py")
+    assert program == sys.executable
+    assert Path(script).is_file()
 
 
 def test_scale_measures_a_kind_and_keeps_the_rows_of_others(tmp_path: Path, monkeypatch: Any) -> None:

@@ -173,6 +173,33 @@ def test_attention_is_measured_by_its_scores(collection: Path, tiny_bert: Path) 
     assert by_parts.costs["floats"] == 24
 
 
+def test_a_second_model_scores_the_best_documents_again(
+    collection: Path, tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = models(tiny_bert).values()
+    second.save_pretrained(tmp_path / "second")
+    queries = ["q1", "q2", "q3"]
+    monkeypatch.setattr("irkit.training.measuring.evaluate", lambda run, *_, **__: run)
+
+    def ranked(model: Model, **changes: Any) -> dict[str, list[str]]:
+        parts = open_collections([config(collection, split=None, measures="RR", **changes)])
+        run: Any = measure(model, parts)[parts[0].config.title].evaluation
+        return {query: list(run.columns(query)[0]) for query in queries if query in run}
+
+    one, other = ranked(first), ranked(second)
+    for top in (4, 30):
+        both = ranked(first, second_pass={"scorer": str(tmp_path / "second"), "top": top})
+        for query, documents in one.items():
+            assert both[query][top:] == documents[top:]
+            wanted = sorted(documents[:top], key=other[query].index)
+            assert sorted(both[query][:top]) == sorted(wanted)
+            assert both[query][0] in (wanted[0], *(d for d in wanted if d[-1] == wanted[0][-1]))
+    with pytest.raises(StorageError):
+        open_collections([config(collection, second_pass={"scorer": str(tmp_path / "none"), "top": 1})])
+    with pytest.raises(ConfigError, match="top"):
+        config(collection, second_pass={"scorer": "x", "top": 0})
+
+
 def test_documents_with_the_id_of_the_query_may_be_ignored(collection: Path, tiny_bert: Path) -> None:
     model = models(tiny_bert)["sparse"]
     configs = [config(collection, name="all"), config(collection, name="others", drop_identical_ids=True)]

@@ -31,6 +31,7 @@ from irkit.index.topk import TopK
 from irkit.model import Model
 from irkit.model.hardware import with_dtype
 from irkit.retrieval.fusing import compare_several
+from irkit.training.second_pass import score_again
 from irkit.training.validation import EvaluationConfig, JudgedCollection
 from irkit.utils.atomic import explained
 from irkit.utils.progress import progress_bar
@@ -205,6 +206,8 @@ def _measure_group(
     found = {row: document.id for row, document in enumerate(documents()) if row in wanted}
     results: dict[str, dict[str, Measured]] = {collection.config.title: {} for collection in group}
     for search, part in zip(searches, hits, strict=True):
+        if (second := search.collection.config.second_pass) is not None:
+            part = score_again(search.collection, part, second, documents())
         evaluation = _evaluate(search.collection, part, found)
         measured = Measured(evaluation, search.costs.means() | search.other_costs)
         results[search.collection.config.title][search.part] = measured

@@ -28,6 +28,7 @@ from irkit.evaluation.measures import Evaluation, evaluate
 from irkit.evaluation.run import Run
 from irkit.heads.multi_vector_config import TokenPooling
 from irkit.index.index_kinds import AnyIndexConfig, index_config
+from irkit.training.teachers import load_teacher
 
 _BEIR_13 = {
     "ArguAna": "arguana",
@@ -54,6 +55,20 @@ def _named_index(choice: Any) -> Any:
     return index_config(choice) if isinstance(choice, str) else choice
 
 
+class SecondPass(Config):
+    """A second, costlier model that scores the best documents of the first again.
+
+    Attributes:
+        scorer: Any teacher, see `irkit.training.teachers.load_teacher`, such as ``cross-encoder:NAME``.
+        top: Number of documents per query that it scores; the others stay behind them.
+
+    Source: Multi-Vector Attention Models for Deep Re-ranking, table 6.
+    """
+
+    scorer: str
+    top: PositiveInt
+
+
 class EvaluationConfig(Config):
     """A judged collection that a model is measured on.
 
@@ -73,6 +88,7 @@ class EvaluationConfig(Config):
         document_length: Number of tokens at which documents are cut; None cuts them as in training.
         token_pooling: How a multi-vector model pools the vectors of texts; None pools as in training.
         index: Search an index of this kind, such as ``plaid``, or with these settings; None searches exactly.
+        second_pass: Another model that scores the best documents again; None leaves them as they are.
         group: Name of a group. Averages count the mean of a group as one collection.
         drop_identical_ids: Ignore documents that have the id of the query, as BEIR does.
         at_end: Measure only the final model; the collection must not choose it.
@@ -89,6 +105,7 @@ class EvaluationConfig(Config):
     document_length: PositiveInt | None = None
     token_pooling: TokenPooling | None = None
     index: Annotated[AnyIndexConfig, BeforeValidator(_named_index)] | None = None
+    second_pass: SecondPass | None = None
     group: str = ""
     drop_identical_ids: bool = False
     at_end: bool = False
@@ -206,6 +223,8 @@ def open_collections(configs: Sequence[EvaluationConfig]) -> list[JudgedCollecti
 
 def _open(config: EvaluationConfig) -> JudgedCollection:
     evaluate({"q": {"d": 1.0}}, {"q": {"d": 1}}, config.measures)  # a misspelt measure fails now
+    if config.second_pass is not None:
+        load_teacher(config.second_pass.scorer, device="cpu")  # a missing model, too
     qrels = read_qrels(config.source, config.split)
     queries = [query for query in read_queries(config.source, config.split) if query.id in qrels]
     source = read_documents(config.source)
