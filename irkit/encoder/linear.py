@@ -45,7 +45,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activatio
         y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, *_FUSED[fused])
     else:
         fused, y = None, F.linear(x, weight, bias)
-    return y if activation is fused else ACTIVATIONS[activation](y)
+    return y if activation is None or activation == fused else ACTIVATIONS[activation](y)
 
 
 def pack_(layer: nn.Module) -> None:
