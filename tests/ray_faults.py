@@ -1,5 +1,8 @@
 """Kill builders, nodes and the driver of builds on Ray at random moments: ``python tests/ray_faults.py 20``.
 
+``python tests/ray_faults.py 20 plaid`` builds another kind of `KINDS`, and ``python tests/ray_faults.py 20
+search`` kills the actors of a search instead: every answer must be that of one process.
+
 A cluster of three nodes runs on this machine: one with the driver, and two with a CPU each for the actors. A
 build goes on under kills; when the driver dies, the same command is given again. Every finished build must
 have the files of an undisturbed one, with the same checksums.
@@ -22,7 +25,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from irkit import Retriever
+from irkit.index import Limits, use_limits
 from irkit.shards import open_store
 
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # so that 127.0.0.1 stays what it is
@@ -32,17 +38,26 @@ STORE_BYTES = 100 << 20
 WAIT = (1.0, 8.0)  # seconds between two kills
 VICTIMS = ("builder", "builder", "driver", "node")
 LONGEST = 900.0  # seconds of a build
+KINDS: dict[str, tuple[str, Any]] = {
+    "bm25": ("bm25", None),
+    "codes": ("vectors", {"kind": "dense", "keep": "none"}),
+    "plaid": ("vectors", {"kind": "plaid", "centroids": 64, "device": "cpu"}),
+}
+"""Model and index of each kind that is built."""
+CODED = Limits(dense_scan=500, dense_points=8, plaid_uncompressed=500)  # so that few documents have codes
 
 
-def write_corpus(path: Path, count: int, seed: int) -> None:
-    """Write documents of random words; later ones bring new words."""
-    numbers = random.Random(seed)
+def write_corpus(path: Path, count: int, seed: int, kind: str = "bm25") -> None:
+    """Write documents of random words, of which later ones bring new ones, or of vectors."""
+    numbers, rng = random.Random(seed), np.random.default_rng(seed)
     with path.open("w") as stream:
         for number in range(count):
             words = [f"word{int(numbers.random() ** 2 * (100 + number))}" for _ in range(30)]
-            stream.write(
-                json.dumps({"_id": f"d{number}", "text": " ".join(words), "year": number % 7}) + "\n"
-            )
+            record: dict[str, Any] = {"_id": f"d{number}", "text": " ".join(words), "year": number % 7}
+            if kind != "bm25":
+                shape = (16,) if kind == "codes" else (4, 16)
+                record["vector"] = rng.standard_normal(shape).round(3).tolist()
+            stream.write(json.dumps(record) + "\n")
 
 
 def files(path: Path) -> list[Any]:
@@ -54,14 +69,16 @@ def files(path: Path) -> list[Any]:
     ]
 
 
-def build(address: str, corpus: str, out: str) -> None:
+def build(address: str, corpus: str, out: str, kind: str) -> None:
     """Build the index on a cluster; the driver."""
     import ray
 
     from irkit.ray_engine import build_shards
 
     ray.init(address=address, _node_ip_address="127.0.0.1", log_to_driver=False)
-    build_shards("bm25", corpus, out, shards=SHARDS, chunk_size=CHUNK).close()
+    model, index = KINDS[kind]
+    with use_limits(CODED):
+        build_shards(model, corpus, out, shards=SHARDS, chunk_size=CHUNK, index=index).close()
 
 
 def say(line: str) -> None:
@@ -122,7 +139,7 @@ def cluster() -> Iterator[Nodes]:
         nodes.cluster.shutdown()
 
 
-def run(kills: int, folder: Path, documents: int = 20_000, seed: int = 0) -> Counter[str]:
+def run(kills: int, folder: Path, documents: int = 20_000, seed: int = 0, kind: str = "bm25") -> Counter[str]:
     """Build under so many kills; return how often each victim died, and the number of builds.
 
     Raises:
@@ -130,21 +147,24 @@ def run(kills: int, folder: Path, documents: int = 20_000, seed: int = 0) -> Cou
     """
     numbers, counts = random.Random(seed), Counter[str]()
     corpus = folder / "corpus.jsonl"
-    write_corpus(corpus, documents, seed)
-    Retriever.build("bm25", corpus, folder / "whole", shards=SHARDS, chunk_size=CHUNK).close()
+    write_corpus(corpus, documents, seed, kind)
+    model, index = KINDS[kind]
+    with use_limits(CODED):
+        whole = Retriever.build(model, corpus, folder / "whole", shards=SHARDS, chunk_size=CHUNK, index=index)
+        whole.close()
     expected = files(folder / "whole")
     with cluster() as nodes:
         while sum(counts[victim] for victim in set(VICTIMS)) < kills:
             out = folder / f"build{counts['builds']}"
-            command = [sys.executable, __file__, "build", nodes.address, str(corpus), str(out)]
-            driver = subprocess.Popen(command, stderr=subprocess.PIPE)
+            command = [sys.executable, __file__, "build", nodes.address, str(corpus), str(out), kind]
+            driver = _start(command, folder)
             end = time.monotonic() + LONGEST
             while True:
                 assert time.monotonic() < end, f"{out} was not built in {LONGEST} s: {dict(counts)}"
                 done = sum(counts[victim] for victim in set(VICTIMS)) >= kills
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     driver.wait(LONGEST if done else numbers.uniform(*WAIT))
-                    assert driver.returncode == 0, driver.stderr and driver.stderr.read().decode()[-3000:]
+                    assert driver.returncode == 0, (folder / "errors").read_text()[-3000:]
                     break
                 victim, builders = numbers.choice(VICTIMS), processes("ray::ShardBuilder")
                 if not builders:  # nothing is being built yet
@@ -155,7 +175,7 @@ def run(kills: int, folder: Path, documents: int = 20_000, seed: int = 0) -> Cou
                 elif victim == "driver":
                     driver.kill()
                     driver.wait()
-                    driver = subprocess.Popen(command, stderr=subprocess.PIPE)
+                    driver = _start(command, folder)
                 else:
                     nodes.kill(numbers.randrange(2))
                 counts[victim] += 1
@@ -167,9 +187,53 @@ def run(kills: int, folder: Path, documents: int = 20_000, seed: int = 0) -> Cou
     return counts
 
 
+def _start(command: list[str], folder: Path) -> subprocess.Popen[bytes]:
+    with (folder / "errors").open("wb") as errors:
+        return subprocess.Popen(command, stderr=errors)
+
+
+def search(kills: int, folder: Path, documents: int = 2000, seed: int = 0) -> Counter[str]:
+    """Search while actors are killed; return the number of kills and of searches.
+
+    Raises:
+        AssertionError: An answer is not that of one process.
+    """
+    from irkit.ray_engine import ShardedRetriever
+    from irkit.ray_engine.ray_start import start_ray
+
+    numbers, counts, out = random.Random(seed), Counter[str](), folder / "searched"
+    write_corpus(folder / "corpus.jsonl", documents, seed)
+    Retriever.build("bm25", folder / "corpus.jsonl", out, shards=SHARDS).close()
+    queries = [f"word{numbers.randrange(100)} word{numbers.randrange(100)}" for _ in range(20)]
+    with Retriever.load(out) as one:
+        expected = [one.search(query) for query in queries]
+    ray = start_ray()
+    try:
+        with ShardedRetriever.load(out, replicas=2, timeout=120) as many:
+            while counts["searcher"] < kills:
+                end = time.monotonic() + numbers.uniform(*WAIT) / 4
+                while time.monotonic() < end:
+                    at = counts["searches"] % len(queries)
+                    assert many.search(queries[at]) == expected[at]
+                    assert many.missing == ()
+                    counts["searches"] += 1
+                with contextlib.suppress(ProcessLookupError, IndexError):
+                    os.kill(numbers.choice(processes("ray::ShardSearcher")), signal.SIGKILL)
+                    counts["searcher"] += 1
+    finally:
+        ray.shutdown()
+    return counts
+
+
 if __name__ == "__main__":
     if sys.argv[1] == "build":
         build(*sys.argv[2:])
     else:
+        count, kind = int(sys.argv[1]), (sys.argv[2:] or ["bm25"])[0]
         with tempfile.TemporaryDirectory() as temporary:
-            say(str(dict(run(int(sys.argv[1]), Path(temporary)))))
+            done = (
+                search(count, Path(temporary))
+                if kind == "search"
+                else run(count, Path(temporary), 5000 if kind != "bm25" else 20_000, kind=kind)
+            )
+            say(str(dict(done)))

@@ -354,16 +354,9 @@ def head(token: str) -> Iterator[str]:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             ports.append(str(probe.getsockname()[1]))
-    words = ["--node-ip-address", "127.0.0.1", "--port", ports[0], "--ray-client-server-port", ports[1]]
-    words += [
-        "--min-worker-port",
-        "0",
-        "--max-worker-port",
-        "0",
-        "--include-dashboard=false",
-        "--num-cpus",
-        "2",
-    ]
+    words = f"--node-ip-address 127.0.0.1 --port {ports[0]} --ray-client-server-port {ports[1]}".split()
+    words += ["--min-worker-port", "0", "--max-worker-port", "0", "--num-cpus", "2", "--disable-usage-stats"]
+    words += ["--include-dashboard=false"]
     secret = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", *words]
     options: Any = {"env": os.environ | secret, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
@@ -396,3 +389,9 @@ def test_builds_survive_kills(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="needs: pip install 'irkit[ray]'")
     counts = ray_faults.run(4, tmp_path, documents=5000)
     assert counts["builds"] >= 1
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_searches_survive_kills(ray: Any, tmp_path: Path) -> None:
+    assert ray_faults.search(3, tmp_path)["searches"] > 3
