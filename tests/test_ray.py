@@ -105,6 +105,7 @@ def test_work_that_ray_cannot_do_is_refused_before_it_is_started(
         ("encode", "model", str(texts), "--out", str(tmp_path / "v.npy")),
         ("mine", str(out), str(texts), "--out", str(tmp_path / "m.jsonl")),
         ("label", str(texts), "--teacher", "model", "--out", str(tmp_path / "l.jsonl")),
+        ("search", str(out), "--text", "one"),
     ):
         code, _, error = command(*words, "--engine", "ray")
         assert code == 2
@@ -330,6 +331,11 @@ def test_files_written_on_ray_are_those_of_one_process(
     assert command("index", model, str(notes), "--out", f"{index}1", *shards)[0] == 0
     assert command("index", model, str(notes), "--out", f"{index}2", *shards, "--engine", "ray")[0] == 0
     assert ray_faults.files(Path(f"{index}1")) == ray_faults.files(Path(f"{index}2"))
+    for words in (("--text", "search index"), (str(notes), "--k", "5")):
+        plain = command("search", f"{index}1", *words)
+        assert plain[0] == 0
+        assert command("search", f"{index}1", *words, "--engine", "ray")[:2] == plain[:2]
+    assert command("search", index, "--text", "search", "--engine", "ray")[0] == 2  # not in shards
 
 
 CLIENT = """

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from irkit.arguments import brief
-from irkit.cli.options import Directory, Offset, OptionalCount, Settings, drop_missing
+from irkit.cli.options import Directory, Offset, OptionalCount, Settings, check_engine, drop_missing
 from irkit.cli.output import DEFAULT_FIELDS, format_value, note, show_hits, show_table
 from irkit.cli.runs import check_out, read_judged, write_judged
 from irkit.errors import BadValueError, StorageError
@@ -52,6 +52,7 @@ def search(
     rm3: bool = False,
     fuse: str | None = None,
     device: str | None = None,
+    engine: str | None = None,
 ) -> None:
     """Search an index.
 
@@ -73,6 +74,7 @@ def search(
         override: Set k1 or b of BM25, as k1=1.2. May be repeated.
         rm3: Expand queries of BM25 by terms of the documents found first (RM3).
         fuse: For an index of several heads: rrf (default), or weights such as dense=0.4,sparse=0.2.
+        engine: Let actors of Ray search the shards of the index: ray on this machine, or ray://HOST:PORT.
 
     Examples:
         irkit search notes-index --text "which animals hibernate" --k 3 --filter "year>=2000"
@@ -102,12 +104,12 @@ def search(
         and (queries is not None or text is not None or of_file or ranking != {"offset": 0} or fields or rm3),
     )
     check_out(out, qrels)
+    check_engine(engine, "irkit search")
     # slow imports, and checks of values
     from irkit.config import with_overrides
     from irkit.data import Query
     from irkit.encoder_free import RM3
     from irkit.evaluation.run import is_jsonl
-    from irkit.retrieval.retriever import Retriever
     from irkit.retrieval.selection import SearchOptions, parse_selection
 
     selecting: Any = {**ranking, "fields": shown}
@@ -118,14 +120,14 @@ def search(
 
     # count documents
     if facet is not None:
-        with Retriever.load(directory, choice, device=device) as retriever:
+        with _open(directory, choice, device, engine) as retriever:
             counts = retriever.facets(facet, filters, k or 10)
         show_table([facet, "documents"], [(format_value(value), count) for value, count in counts])
         return
 
     # answer one query, or several at a prompt
     if queries is None:
-        with Retriever.load(directory, choice, device=device) as retriever:
+        with _open(directory, choice, device, engine) as retriever:
             if text is None:
                 _answer_lines(retriever, k or 10, shown, options)
                 return
@@ -140,7 +142,7 @@ def search(
     with _hint_text(queries):
         items, judgments = read_judged(queries, qrels, split, measures, id_column, text_column)
     k = k or 1000
-    with Retriever.load(directory, choice, device=device) as retriever:
+    with _open(directory, choice, device, engine) as retriever:
         if (out or judgments is None) and not is_jsonl(out or "-"):
             _check_ids(retriever, items)
         with progress_bar("searching", "queries", len(items)) as update:
@@ -150,6 +152,18 @@ def search(
         if items and next(iter(run), None) is None:
             _note_nothing_found(retriever, filters, bool(offset) or threshold is not None)
     write_judged(run, out, judgments, measures)
+
+
+def _open(directory: str, model: Any, device: str | None, engine: str | None) -> Retriever:
+    """Open the index here, or by actors of Ray."""
+    if engine is None:
+        from irkit.retrieval.retriever import Retriever
+
+        return Retriever.load(directory, model, device=device)
+    from irkit.ray_engine import ShardedRetriever
+
+    address = check_engine(engine, "irkit search")
+    return ShardedRetriever.load(directory, model, address=address, device=device)
 
 
 def _refuse(message: str, conflict: object) -> None:
