@@ -258,7 +258,7 @@ ADAPTED = {
         transformers.AlbertConfig(vocab_size=99, embedding_size=24, max_position_embeddings=64, **SIZES),
         True,
     ),
-    "deberta-v2": (
+    "deberta-v2-convolution": (
         transformers.DebertaV2Config(
             vocab_size=99, max_position_embeddings=64, conv_kernel_size=3, conv_act="gelu", **SIZES
         ),

@@ -62,6 +62,9 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "mpnet": lambda: transformers.MPNetConfig(**SIZES),
     "nomic_bert": lambda: transformers.NomicBertConfig(**SIZES),
     "gte": lambda: transformers.GteConfig(**SIZES),
+    "deberta-v2": lambda: transformers.DebertaV2Config(
+        **SIZES, relative_attention=True, share_att_key=True, pos_att_type="c2p|p2c"
+    ),
     "bert-mish": lambda: transformers.BertConfig(**SIZES, hidden_act="mish"),  # from here: in transformers
     "albert": lambda: transformers.AlbertConfig(**SIZES, embedding_size=32),
     "electra": lambda: transformers.ElectraConfig(**SIZES, embedding_size=32),

@@ -236,7 +236,8 @@ def _position_scores(q: Tensor, k: Tensor, terms: PositionTerms) -> Tensor:
     to_positions = q @ terms.keys.permute(1, 2, 0)
     from_positions = k @ terms.queries.permute(1, 2, 0)
     scores = to_positions.gather(-1, rows) + from_positions.gather(-1, rows.mT).mT
-    return scores / q.shape[-1] ** 0.5
+    scaled: Tensor = scores / q.shape[-1] ** 0.5
+    return scaled
 
 
 def _padded(

@@ -124,7 +124,7 @@ def swap_heads(weight: Tensor, first: int, second: int) -> Tensor:
         >>> swap_heads(torch.tensor([[1], [2], [3], [4]]), 2, 2).flatten().tolist()
         [1, 3, 2, 4]
     """
-    return weight.unflatten(0, (first, second, -1)).transpose(0, 1).flatten(0, 2)
+    return torch.unflatten(weight, 0, (first, second, -1)).transpose(0, 1).flatten(0, 2)
 
 
 def find_prefix(tensors: Mapping[str, Tensor], names: NameMap, family: Family) -> str:

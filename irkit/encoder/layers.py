@@ -284,7 +284,7 @@ class Layer(nn.Module):
                 positions = pooling.rotary_positions(query_context.rows.positions())
                 table = rotary_table(positions, *rotary)
             q = rotate(q, table, self.config.rotary_interleaved)
-        positions = self._positions(key_context)
+        terms = self._positions(key_context)
         if (factor := self._scale()) != 1:
             q = q * factor
         attended = attend(
@@ -295,7 +295,7 @@ class Layer(nn.Module):
             window=layer.window,
             causal=self.config.causal,
             bias=key_context.bias,
-            positions=positions,
+            positions=terms,
             softcap=self.config.softcap,
             dropout=self.config.attention_dropout if self.training else 0.0,
             pooling=pooling,
