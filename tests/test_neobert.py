@@ -51,7 +51,7 @@ def define(weights: dict[str, Tensor], ids: Tensor) -> Tensor:
     def norm(x: Tensor, name: str) -> Tensor:
         return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * w[f"{name}.weight"]
 
-    angles = torch.arange(n)[:, None] / 10_000 ** (torch.arange(0, width, 2) / width)
+    angles = torch.arange(n)[:, None] * (1 / 10_000 ** (torch.arange(0, width, 2) / width))
     turn = torch.polar(torch.ones_like(angles), angles)[:, None]  # neighbours are a complex number
     x = w["encoder.weight"][ids]
     for i in range(LAYERS):

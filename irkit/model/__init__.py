@@ -1,6 +1,6 @@
 """A retrieval model as one object, and what running it takes: batches, devices, precision, the hub."""
 
-from irkit.model.encoding_model import EncodeOptions
+from irkit.model.encode_options import EncodeOptions
 from irkit.model.hardware import Device
 from irkit.model.model import Model
 from irkit.model.pipeline import Pipeline

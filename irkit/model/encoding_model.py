@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import chain, islice
-from typing import Any, Self, TypedDict, Unpack, cast, get_args, get_type_hints
+from typing import Any, Self, Unpack, cast
 
 import torch
 from torch import Tensor
 
-from irkit.arguments import brief, check_flags, check_functions, check_options, is_count
+from irkit.arguments import brief, check_functions
 from irkit.core.representation import MultiVector, Representation, Several, Sparse, concat
 from irkit.encoder.inference_free import InferenceFreeEncoder
-from irkit.errors import BadTypeError, BadValueError
+from irkit.errors import BadValueError
 from irkit.heads import Head, SeveralHeads, Side
 from irkit.model.embeddings import (
     Embeddings,
@@ -29,54 +29,13 @@ from irkit.model.embeddings import (
     postprocess,
     sparsity,
 )
+from irkit.model.encode_options import EncodeOptions, check_encode_options
 from irkit.model.hardware import Device, find_devices
 from irkit.model.model_parts import ModelParts
 from irkit.model.parallel import encode_in_processes
 from irkit.model.pipeline import CHUNK, Pipeline, Progress
 from irkit.tokenizer import TokenSpan
 from irkit.utils.progress import progress_bar
-
-_NOT_SPARSE = ("convert_to_numpy", "normalize_embeddings", "truncate_dim")
-_ONLY_SPARSE = ("max_active_dims", "convert_to_sparse_tensor")
-
-
-class EncodeOptions(TypedDict, total=False):
-    """The options of `Model.encode`, with the names of sentence-transformers.
-
-    Attributes:
-        prompt_name: Name of the prompt of the model that is written before each text.
-        prompt: Text written before each text; if given, ``prompt_name`` is ignored.
-        batch_size: Largest number of texts encoded at once; None is any number, so that only
-            ``tokens_per_step`` limits a step.
-        show_progress_bar: Show a bar on a terminal or in a notebook.
-        convert_to_numpy: True, the default, returns NumPy arrays. False, without ``convert_to_tensor``,
-            returns a list of tensors.
-        convert_to_tensor: Return a tensor on the device of the model instead of an array.
-        normalize_embeddings: Scale vectors to length 1.
-        truncate_dim: Number of leading dimensions to keep; None is the setting of the model.
-        max_active_dims: Sparse models only: number of weights to keep per text, in place of the limits of the
-            model.
-        convert_to_sparse_tensor: Sparse models only: False returns dense tensors.
-        device: Device to move the model to first; or several devices, which encode in a process each.
-        heads: Models with several heads only: names of the heads that are asked for; None is all.
-    """
-
-    prompt_name: str | None
-    prompt: str | None
-    batch_size: int | None
-    show_progress_bar: bool | None
-    convert_to_numpy: bool
-    convert_to_tensor: bool
-    normalize_embeddings: bool
-    truncate_dim: int | None
-    max_active_dims: int | None
-    convert_to_sparse_tensor: bool
-    device: Device | None
-    heads: Sequence[str] | None
-
-
-_KINDS = get_type_hints(EncodeOptions)
-_FLAGS = [name for name, kind in _KINDS.items() if bool in (kind, *get_args(kind))]
 
 
 class EncodingModel(ModelParts):
@@ -121,7 +80,7 @@ class EncodingModel(ModelParts):
         return self._encode(texts, None, options)
 
     def _encode(self, texts: str | Iterable[str], side: Side | None, options: EncodeOptions) -> Embeddings:
-        _check_options(options, {name: model.kind for name, model in self.heads.items()})
+        check_encode_options(options, {name: model.kind for name, model in self.heads.items()})
         if options.get("max_active_dims") is not None:
             options = {**options}
             return self._limited(options.pop("max_active_dims"))._encode(texts, side, options)
@@ -387,25 +346,3 @@ def _chosen(head: Head, names: Sequence[str]) -> SeveralHeads:
     if not isinstance(head, SeveralHeads):
         raise BadValueError(f"encode: heads {brief(names)} of a model with one head; leave heads out")
     return head.chosen(names)
-
-
-def _check_options(options: EncodeOptions, kinds: Mapping[str, str]) -> None:
-    """Check the options of `EncodingModel.encode` for a model whose heads have these kinds.
-
-    Raises:
-        BadTypeError: An option does not exist, or a prompt is not a string.
-        BadValueError: An option does nothing for any of these kinds, or ``batch_size`` is below 1.
-    """
-    check_options("encode", options, _KINDS)
-    check_flags("encode", **{name: options.get(name) for name in _FLAGS if options.get(name) is not None})
-    are_sparse = {kind == "sparse" for kind in kinds.values()}
-    useless = (*_NOT_SPARSE * (False not in are_sparse), *_ONLY_SPARSE * (True not in are_sparse))
-    for name in useless:
-        if options.get(name) is not None and options.get(name) is not False:
-            kind = " and ".join(dict.fromkeys(kinds.values()))
-            raise BadValueError(f"encode: {name} does nothing for a {kind} model; leave it out")
-    size = options.get("batch_size")
-    if size is not None and not is_count(size):
-        raise BadValueError(f"encode: batch_size is {brief(size)}, expected a whole number of 1 or more")
-    if not isinstance(options.get("prompt"), str | None):
-        raise BadTypeError(f"encode: prompt is {brief(options.get('prompt'))}, expected a string")
