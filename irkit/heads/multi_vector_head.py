@@ -336,8 +336,8 @@ class MultiVectorHead(Head):
                 query = self.attending.to(vectors.values.dtype)
                 vectors = attention_clusters(states, vectors, query, pooling.vectors)
             else:
-                kept = pooling.pool_factor, pooling.protected_tokens, pooling.vectors
-                vectors = pool_rows(vectors, *kept)
+                kept = pooling.pool_factor, pooling.protected_tokens
+                vectors = pool_rows(vectors, *kept, most=pooling.vectors)
             if pooling.normalize:
                 vectors = vectors.with_values(F.normalize(vectors.values, dim=-1))
         return MultiVector(vectors)

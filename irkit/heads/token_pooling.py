@@ -24,9 +24,9 @@ def pool_rows(
     vectors: Ragged,
     factor: float,
     protected: int = 1,
-    most: int | None = None,
-    *,
     distances: int = 1 << 26,
+    *,
+    most: int | None = None,
 ) -> Ragged:
     """Apply `pool_tokens` to each row, on the device of the vectors.
 
