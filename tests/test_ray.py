@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -353,7 +354,7 @@ with Retriever.load(f"{folder}/one") as one, ShardedRetriever.load(f"{folder}/ra
 
 
 @contextlib.contextmanager
-def head(token: str) -> Iterator[str]:
+def head(token: str, folder: str) -> Iterator[str]:
     """Start a Ray on this machine that lets clients in with a token; give its address."""
     ports = []
     for _ in range(2):
@@ -362,7 +363,7 @@ def head(token: str) -> Iterator[str]:
             ports.append(str(probe.getsockname()[1]))
     words = f"--node-ip-address 127.0.0.1 --port {ports[0]} --ray-client-server-port {ports[1]}".split()
     words += ["--min-worker-port", "0", "--max-worker-port", "0", "--num-cpus", "2", "--disable-usage-stats"]
-    words += ["--include-dashboard=false"]
+    words += ["--include-dashboard=false", "--temp-dir", folder]
     secret = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", *words]
     options: Any = {"env": os.environ | secret, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
@@ -379,7 +380,7 @@ def test_a_client_of_a_cluster_builds_and_searches(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="needs: pip install 'irkit[ray]'")
     texts = [(str(number), f"word{number} word{number % 7}") for number in range(300)]
     Retriever.build("bm25", texts, tmp_path / "one", shards=3, chunk_size=90).close()
-    with head("a" * 64) as address:
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder, head("a" * 64, folder) as address:
         for token, worked in (("a" * 64, True), ("b" * 64, False)):
             command = [sys.executable, "-W", "ignore", "-c", CLIENT, str(tmp_path), address]
             done = subprocess.run(

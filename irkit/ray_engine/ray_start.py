@@ -75,6 +75,7 @@ def _connect(ray: Any, address: str | None) -> None:
     constants: Any = require("ray._private.ray_constants", "ray", "The engine ray")
     enabled, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False
     try:
-        ray.init(_node_ip_address="127.0.0.1", include_dashboard=False, log_to_driver=False)
+        # "local", because without an address Ray looks for a cluster that somebody has started here
+        ray.init(address="local", _node_ip_address="127.0.0.1", include_dashboard=False, log_to_driver=False)
     finally:
         constants.ENABLE_RAY_CLUSTER = enabled
