@@ -271,7 +271,7 @@ def encode(
     dtype = dtype or ("auto" if side == "document" else "float32")  # as irkit index and irkit search
     encoder = Model.from_pretrained(model, device=device.split(",") if device else None, dtype=dtype)
     if head is not None or encoder.kind == "several":
-        if encoder.kind != "several" or head not in encoder.heads:
+        if encoder.kind != "several" or head is None or head not in encoder.heads:
             there = ", ".join(encoder.heads) if encoder.kind == "several" else "one head; leave it out"
             raise BadValueError(
                 f"encoding: --head is {head}, and {model} has {there}; a file holds one representation"

@@ -195,8 +195,9 @@ def _position_scores(graph: Graph, layer: Any, q: str, k: str, scale: float, sha
     assert shared.positions is not None
     (table, rows), width = shared.positions, layer.layer.head_width
     widths = layer.widths[:2]
-    parts = nn.functional.linear(table, layer.qkv.weight, layer.qkv.bias)[:, : sum(widths)].split(widths, 1)
-    queries, keys = (part.unflatten(1, (-1, width)).permute(1, 2, 0) for part in parts)
+    both = nn.functional.linear(table, layer.qkv.weight, layer.qkv.bias)[:, : sum(widths)]
+    parts = torch.split(both, widths, 1)
+    queries, keys = (torch.unflatten(part, 1, (-1, width)).permute(1, 2, 0) for part in parts)
     to_positions = graph("MatMul", graph("Mul", q, graph.floats(scale)), graph.constant(keys))
     from_positions = graph("MatMul", k, graph.constant(queries * scale))
     sizes = graph("Slice", graph("Shape", q), graph.ints(0), graph.ints(3))
