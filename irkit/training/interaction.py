@@ -19,6 +19,7 @@ from irkit.core.late_interaction import (
 from irkit.core.representation import MultiVector
 from irkit.core.token_selection import first_tokens, temporal_pooling
 from irkit.errors import BadValueError, ConfigError, CorruptError, StorageError
+from irkit.formats import AnyEncoder
 from irkit.heads import Side
 from irkit.model import Model
 from irkit.utils.weights import read_weights
@@ -263,7 +264,7 @@ def _prepend_classes(model: Model, size: int, side: Side) -> None:
     embedding starts as that of the first and is trained.
     """
     key = "size" if side == "document" else "query_classes"
-    tokenizer, encoder = model.tokenizer, model.encoder
+    tokenizer, encoder = model.tokenizer, cast(AnyEncoder, model.encoder)
     first, learned = tokenizer.token_spans("a")[0].token, _CLASS_TOKENS[side]
     if tokenizer.ids([first])[0] not in tokenizer.special_tokens():
         raise ConfigError(
