@@ -85,8 +85,7 @@ async def search(request: Request, name: str, body: SearchRequest) -> Response:
     if not queries or len(queries) > limits.texts:
         raise Problem(413 if queries else 400, f"queries: got {len(queries)}, expected 1 to {limits.texts}")
     most, wanted = limits.stream_k if body.stream else limits.k, body.k + body.offset
-    by_head = not isinstance(body.fuse, Fuse)  # and not with other indexes
-    fuse = None if by_head else body.fuse
+    fuse = body.fuse if isinstance(body.fuse, Fuse) else None  # else of the heads of one index
     depths = [wanted, *(stage.depth for stage in (body.rerank, fuse) if stage)]
     if max(depths) > most:
         hint = "" if body.stream else "; more hits come with stream: true"
@@ -94,7 +93,7 @@ async def search(request: Request, name: str, body: SearchRequest) -> Response:
     if body.explain and body.k > _MOST_EXPLAINED:
         raise Problem(422, f"explain with k {body.k}; expected at most {_MOST_EXPLAINED}")
     options = body.model_dump(exclude={"queries", "facets", "facet_k", "stream"})
-    options |= {"fuse": None, "heads": body.fuse} if by_head else {"heads": None}
+    options |= {"fuse": None, "heads": body.fuse} if fuse is None else {"heads": None}
     if body.stream:
         return StreamingResponse(
             _stream(index, queries, options, request.state.request_id), media_type="application/x-ndjson"

@@ -260,13 +260,12 @@ def _add_scores_of_heads(
     part: str, retriever: AnyRetriever, queries: list[Any], results: list[JSONObject]
 ) -> None:
     """Note the exact score of each hit by each head of an index of several representations."""
-    index = retriever.index if isinstance(retriever, Retriever) else None
-    if not isinstance(index, SeveralIndex):
+    if not isinstance(retriever, Retriever) or not isinstance(retriever.index, SeveralIndex):
         return
     encoded: Any = cast(Model, retriever.model).encode_representation(queries, "query")
     for number, result in enumerate(results):
         rows = retriever.documents.find([hit["id"] for hit in result["hits"]])[None]
-        for head, one in index.parts.items():
+        for head, one in retriever.index.parts.items():
             scores = one.rescore(encoded.parts[head][number : number + 1], rows)[0].tolist()
             for hit, score in zip(result["hits"], scores, strict=True):
                 hit.setdefault("parts", {})[f"{part}/{head}"] = score if isfinite(score) else None
