@@ -68,7 +68,9 @@ def test_a_start_keeps_the_handler_of_signals_and_names_the_address(monkeypatch:
             raise ConnectionError("timeout")
 
     stand_in = SimpleNamespace(is_initialized=lambda: False, init=init)
+    setup = SimpleNamespace(maybe_enable_token_auth_if_token_available=lambda **_: None)
     monkeypatch.setitem(sys.modules, "ray", stand_in)
+    monkeypatch.setitem(sys.modules, "ray._private.authentication.authentication_token_setup", setup)
     before = signal.getsignal(signal.SIGTERM)
     assert start_ray("ray://here:1") is stand_in
     assert signal.getsignal(signal.SIGTERM) is before

@@ -33,6 +33,7 @@ def mean_maxsim(queries: MultiVector, documents: MultiVector) -> Tensor:
         ``(n_q, n_d)`` float32.
 
     Examples:
+        >>> from irkit import Ragged
         >>> tokens = MultiVector(Ragged.from_rows([torch.eye(2)]))
         >>> mean_maxsim(tokens, tokens).tolist()
         [[1.0]]
@@ -58,6 +59,7 @@ def xtr(queries: MultiVector, documents: MultiVector, k: int) -> Tensor:
         ``(n_q, n_d)``, float32 or float64.
 
     Examples:
+        >>> from irkit import Ragged
         >>> vectors = [torch.tensor([[0.9, 0.0], [0.6, 0.1]]), 0.5 * torch.eye(2)]
         >>> documents = MultiVector(Ragged.from_rows(vectors))
         >>> xtr(MultiVector(Ragged.from_rows([torch.eye(2)])), documents, k=2)
@@ -155,6 +157,7 @@ class MultiVectorAttention(nn.Module):
         max_pairs: Maximum number of pairs of tokens compared at a time, without gradients.
 
     Examples:
+        >>> from irkit import Ragged
         >>> attention = MultiVectorAttention(384, dim=64)
         >>> attention(MultiVector(Ragged.from_rows([torch.randn(5, 384)])),
         ...           MultiVector(Ragged.from_rows([torch.randn(9, 384), torch.randn(2, 384)]))).shape
