@@ -4,7 +4,7 @@ The tokens with the highest attention weights are the centroids. Each token belo
 highest inner product, and the vector of a cluster is the mean of its tokens, weighted by attention.
 
 Source: Qin et al. 2026, "Multi-Vector Index Compression in Any Modality" (arXiv 2602.21202), attention-guided
-clustering. There, tokens that are added to the document attend in the last layer of the encoder. Here, the
+clustering. There, tokens that are added to the document attend. Here, the
 mean hidden state of the document attends, plus a learned vector that begins at 0: nothing is added to
 documents, and the clustering works before any training.
 """
