@@ -13,6 +13,7 @@ import numpy as np
 
 from irkit.core.representation import Representation
 from irkit.errors import BadValueError, ConfigError, StorageError
+from irkit.index.array_files import corrupt
 from irkit.index.documents import Documents
 from irkit.index.index_base import Index, StageProgress
 from irkit.index.index_kinds import INDEX_KINDS, SeveralConfig, index_config
@@ -128,7 +129,12 @@ def open_index(store: Store) -> Index:
     module, _, name = INDEX_KINDS[config.kind].index.partition(":")
     index: Index = getattr(importlib.import_module(module), name)(store, config)
     settings = store.meta["index"].get("windows")
-    return WindowedIndex(store, index, WindowsConfig.parse(settings, "windows")) if settings else index
+    if not settings:
+        return index
+    windows = WindowsConfig.parse(settings, "windows")
+    if windows.length is None or windows.stride is None:
+        raise corrupt(store.path, "the length or the stride of its windows is missing")
+    return WindowedIndex(store, index, windows)
 
 
 def compact(path: str | Path, *, progress: StageProgress | None = None) -> None:

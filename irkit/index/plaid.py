@@ -162,7 +162,8 @@ class Plaid(StoredRows):
         if self.store.rows("lists.bin") and self.store.rows("list_offsets.bin"):
             starts = self.store.read("list_offsets.bin")
             size = self.store.rows("lists.bin") // max(1, int(starts[-1]))
-            if starts[0] or (np.diff(starts) < 0).any() or self.store.rows("lists.bin") != size * starts[-1]:
+            fits = size in (2, 4) and self.store.rows("lists.bin") == size * starts[-1]
+            if not fits or starts[0] or (np.diff(starts) < 0).any():
                 raise self._damaged()
             lists = clustering.read_lists(self.store.read("lists.bin"), int(starts[-1]))
         if starts[-1] != len(lists) or not count:
