@@ -244,7 +244,10 @@ class Plaid(StoredRows):
         # how many are missing
         goal = fixed or clustering.centroid_count(total, limit)
         new = min(goal - have, added)
-        if have and not fixed and self._misfit() > _MISFIT * store.meta["index"]["misfit"]:
+        known = store.meta["index"]
+        if have and "misfit" not in known:
+            raise self._damaged()
+        if have and not fixed and self._misfit() > _MISFIT * known["misfit"]:
             new = max(new, 3 * added * goal // (2 * total))  # half more than a rebuild gives tokens like them
         if new <= have // 64 or store.meta["index"].get("shared_codec"):
             return
@@ -255,7 +258,7 @@ class Plaid(StoredRows):
         if have:
             errors = np.linalg.norm(values - self._nearest(values), axis=1)
             values = values[np.argsort(-errors)[: max(new, len(values) // 2)]]
-        length = float(store.meta["index"].get("length", 1)) if have else _typical_length(values)
+        length = float(known.get("length", 1)) if have else _typical_length(values)
         direct = store.limits.plaid_direct
         centroids = self._on_device(
             3, values, lambda device: clustering.train_centroids(values, new, length, seed, device, direct)
