@@ -103,6 +103,7 @@ async def handle(request: Request, error: Exception) -> Response:
     problem = problem_of(error)
     # FastAPI's frames refer to the error, which has the body: a cycle, which stays until a collection
     traceback.clear_frames(error.__traceback__)
+    error.__traceback__ = error.__context__ = None  # frames that still run are not cleared
     return answer(problem, request.scope["state"]["request_id"], request.url.path)
 
 
