@@ -215,7 +215,7 @@ class WindowedIndex(Index):
         where, scores, counts = self._window_scores(queries.to("cpu", torch.float32), rows)
         if len(counts):
             starts = np.cumsum(counts) - counts
-            scores = np.where(np.isnan(scores), -np.inf, scores)  # of files that somebody altered
+            scores = np.where(np.isnan(scores), -np.inf, scores)  # altered files hold NaN
             highest = np.repeat(np.maximum.reduceat(scores, starts), counts)
             places = np.where(scores == highest, np.arange(len(scores)), len(scores))
             best = np.minimum.reduceat(places, starts) - starts  # the first of equal ones
