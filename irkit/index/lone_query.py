@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import threading
 from collections.abc import Callable
@@ -47,10 +46,12 @@ def search_alone(
     values = queries.values
     if find is None or values.shape != shape or values.dtype is not torch.float32:
         return None
-    with contextlib.suppress(RuntimeError, TypeError):  # it has gradients, or is on another device
+    try:
         query = values.numpy()[0]
-        if math.isfinite(query.sum()):
-            rows, scores = find(query)
-            if rows[0, -1] >= 0:
-                return Hits(rows, scores)
+    except (RuntimeError, TypeError):  # it has gradients, or is on another device
+        return None
+    if math.isfinite(query.dot(query)):  # takes a third of the time of a sum
+        rows, scores = find(query)
+        if rows[0, -1] >= 0:
+            return Hits(rows, scores)
     return None
