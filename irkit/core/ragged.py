@@ -21,6 +21,8 @@ def as_tensor(operation: str, values: Any, dtype: torch.dtype | None = None) -> 
     Raises:
         BadTypeError: The values cannot be converted.
     """
+    if dtype is None and isinstance(values, Tensor):
+        return values
     try:
         return torch.as_tensor(values, dtype=dtype, device=getattr(values, "device", "cpu"))
     except (TypeError, ValueError, RuntimeError, OverflowError, RecursionError) as error:
@@ -52,12 +54,13 @@ class Ragged:
         ([3, 0, 1], [4])
     """
 
-    __slots__ = ("_host", "lengths", "offsets", "values")
+    __slots__ = ("_host", "_longest", "lengths", "offsets", "values")
 
     values: Tensor
     offsets: Tensor
     lengths: Tensor
     _host: Ragged | None  # the rows on the CPU, if `to` copied them from there
+    _longest: int | None  # `max_length`, once it is known
 
     def __init__(self, values: Tensor, lengths: Tensor) -> None:
         """Split ``values (total, ...)`` into rows of ``lengths (n,)``.
@@ -84,7 +87,7 @@ class Ragged:
         self.values = values
         self.lengths = lengths
         self.offsets = to_device(offsets, values.device)
-        self._host = None
+        self._host = self._longest = None
 
     @classmethod
     def from_rows(
@@ -182,6 +185,7 @@ class Ragged:
             )
         twin = object.__new__(Ragged)
         twin.values, twin.lengths, twin.offsets, twin._host = values, self.lengths, self.offsets, None
+        twin._longest = self._longest
         return twin
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Ragged:
@@ -239,7 +243,9 @@ class Ragged:
     @property
     def max_length(self) -> int:
         """Length of the longest row; 0 without rows."""
-        return int(self.lengths.max()) if len(self.lengths) else 0
+        if self._longest is None:
+            self._longest = int(self.lengths.max()) if len(self) else 0
+        return self._longest
 
     @property
     def device(self) -> torch.device:

@@ -60,7 +60,9 @@ class Dropout(nn.Dropout):
 
     def forward(self, input: Tensor) -> Tensor:
         """Set a share ``p`` of the numbers to zero, in training; multiply the others by ``1 / (1 - p)``."""
-        if not self.training or not 0 < self.p < 1 or not input.is_cpu or torch.compiler.is_compiling():
+        if not self.training:
+            return input
+        if not 0 < self.p < 1 or not input.is_cpu or torch.compiler.is_compiling():
             return super().forward(input)
         return _Dropped.apply(input, self.p)  # type: ignore[no-any-return, no-untyped-call]
 

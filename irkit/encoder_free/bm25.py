@@ -129,7 +129,7 @@ def _unchecked(terms: Array, lengths: Array, weights: Array, dim: int) -> Sparse
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
     ragged.values, ragged.lengths, ragged.offsets = map(torch.from_numpy, (terms, lengths, offsets))
-    ragged._host = None
+    ragged._host = ragged._longest = None
     for name, value in (("terms", ragged), ("weights", torch.from_numpy(weights)), ("dim", dim)):
         object.__setattr__(sparse, name, value)
     return sparse
