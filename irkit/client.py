@@ -20,6 +20,7 @@ from irkit.errors import BadTypeError, BadValueError, StorageError
 from irkit.evaluation.run import Run
 from irkit.index.filters import as_json
 from irkit.retrieval.explanation import Explanation, Match
+from irkit.retrieval.fusing import Fuse
 from irkit.retrieval.searcher import Searcher
 from irkit.retrieval.searching import Filter, Hit, PartialResultWarning
 from irkit.retrieval.selection import RankOptions, SearchOptions
@@ -103,13 +104,15 @@ class Client(Searcher):
         queries: QueriesLike,
         k: int = 1000,
         filter: Filter | None = None,
+        *,
+        fuse: Fuse | None = None,
         **options: Unpack[RankOptions],
     ) -> Run:
         """Rank documents for many queries, but return only ids and scores, see `irkit.Retriever.run`."""
         items = list(parse_queries(queries))
         contents = [query.text if query.vector is None else query.vector for query in items]
         with_ids: Any = {**options, "fields": ["id"]}
-        lists = self.search(contents, k, filter, **with_ids)
+        lists = self.search(contents, k, filter, fuse=fuse, **with_ids)
         return Run(
             (query.id, [hit.id for hit in line], np.array([hit.score for hit in line], np.float32))
             for query, line in zip(items, lists, strict=True)

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from serving import KEY, ask, serving
+from three_heads import QUERIES, WEIGHTS, make_model
 
 from irkit import Model, Retriever
 from irkit.client import Client
@@ -21,18 +21,12 @@ TEXTS = {
         [("index", "text"), ("vector", "token"), ("neural", "model"), ("token", "index"), ("text", "search")]
     )
 }
-QUERIES = ["search the index", "neural text"]
 SEARCH, EXPLAIN = "/indexes/three/search", "/indexes/three/explain"
-WEIGHTS = {"dense": 0.4, "sparse": 0.2, "multi_vector": 0.4}
 
 
 @pytest.fixture(scope="module")
 def model(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Model:
-    torch.manual_seed(0)
-    heads = {"dense": {}, "sparse": "token_weight", "multi_vector": {"projection": {"dim": 8}}}
-    made = Model.several(tiny_bert, heads, device="cpu")
-    made.save_pretrained(tmp_path_factory.mktemp("heads") / "model")
-    return made
+    return make_model(tiny_bert, tmp_path_factory.mktemp("heads") / "model")
 
 
 @pytest.fixture(scope="module")
@@ -135,8 +129,7 @@ def test_an_explanation_has_all_heads(url: str, retriever: Retriever) -> None:
                 assert [match.query for match in ours.parts[head].matches] == [
                     match.query for match in theirs.parts[head].matches
                 ]
-        weighted: Any = {"fuse": WEIGHTS}
-        found, expected = client.search("neural", 2, **weighted), retriever.search("neural", 2, fuse=WEIGHTS)
+        found, expected = (each.search("neural", 2, fuse=WEIGHTS) for each in (client, retriever))
         assert [(hit.id, hit.score) for hit in found] == [
             (hit.id, pytest.approx(hit.score, abs=1e-6)) for hit in expected
         ]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Unpack, overload
+from typing import Any, Unpack, cast, overload
 
 from irkit.data import Document, QueriesLike, Vector
 from irkit.evaluation.run import Run
+from irkit.retrieval.fusing import Fuse
 from irkit.retrieval.searching import Filter, Hit
 from irkit.retrieval.selection import RankOptions, SearchOptions
 
@@ -20,7 +21,13 @@ class Searcher(ABC):
 
     @overload
     def search(  # type: ignore[overload-overlap]
-        self, queries: str, k: int = 10, filter: Filter | None = None, **options: Unpack[SearchOptions]
+        self,
+        queries: str,
+        k: int = 10,
+        filter: Filter | None = None,
+        *,
+        fuse: Fuse | None = None,
+        **options: Unpack[SearchOptions],
     ) -> list[Hit]: ...
     @overload
     def search(
@@ -28,6 +35,8 @@ class Searcher(ABC):
         queries: Sequence[str | Vector],
         k: int = 10,
         filter: Filter | None = None,
+        *,
+        fuse: Fuse | None = None,
         **options: Unpack[SearchOptions],
     ) -> list[list[Hit]]: ...
     def search(
@@ -35,16 +44,21 @@ class Searcher(ABC):
         queries: str | Sequence[str | Vector],
         k: int = 10,
         filter: Filter | None = None,
+        *,
+        fuse: Fuse | None = None,
         **options: Unpack[SearchOptions],
     ) -> list[Hit] | list[list[Hit]]:
         """Return the ``k`` best documents of every query, see `irkit.Retriever.search`.
+
+        Only a `irkit.client.Client` takes ``fuse``, if the index of its server has several representations.
 
         Raises:
             BadTypeError: There is no such option.
             BadValueError: A number is out of range, or the filter makes no sense.
             StorageError: What is searched does not answer.
         """
-        found, single = self._find(queries, k, filter, options)
+        given = options if fuse is None else cast(SearchOptions, {**options, "fuse": fuse})
+        found, single = self._find(queries, k, filter, given)
         return found[0] if single else found
 
     @abstractmethod
