@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from browser import CHROMIUM, Browser
 from serving import serving
+from three_heads import make_model
 
 from irkit import Model, Retriever
 from irkit.data import Document
@@ -50,8 +51,7 @@ def indexes(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("dense", "tokens", "terms"):
         Retriever.build(folder / f"{name}-model", DOCUMENTS, folder / name)
     Retriever.build("bm25", DOCUMENTS, folder / "words")
-    heads = {"dense": {}, "sparse": "token_weight", "multi_vector": {"projection": {"dim": 8}}}
-    Model.several(tiny_bert, heads).save_pretrained(folder / "several-model")
+    make_model(tiny_bert, folder / "several-model")
     Retriever.build(folder / "several-model", DOCUMENTS, folder / "several")
     return folder
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from three_heads import QUERIES, WEIGHTS, make_model
 
 from irkit import Dense, Model, Retriever
 from irkit.errors import BadTypeError, BadValueError, ConfigError, CorruptError, IrkitError
@@ -24,17 +25,11 @@ NOTES = [
     }
     for i in range(24)
 ]
-QUERIES = ["search the index", "neural text"]
-WEIGHTS = {"dense": 0.4, "sparse": 0.2, "multi_vector": 0.4}
 
 
 @pytest.fixture(scope="module")
 def model(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Model:
-    torch.manual_seed(0)
-    heads = {"dense": {}, "sparse": "token_weight", "multi_vector": {"projection": {"dim": 8}}}
-    model = Model.several(tiny_bert, heads, device="cpu")
-    model.save_pretrained(tmp_path_factory.mktemp("several") / "model")
-    return model
+    return make_model(tiny_bert, tmp_path_factory.mktemp("several") / "model")
 
 
 @pytest.fixture(scope="module")
