@@ -23,6 +23,7 @@ _PART = 1 << 17  # tokens assigned at once
 _POINTS = 8  # tokens per centroid, at least
 _STEP = 64  # numbers of centroids are multiples of it
 _MOST = 1 << 15  # centroids: a query scores all of them, and a build compares each token with all
+_LONGEST = 1 << 15  # length of a centroid, which float16 has to hold
 _SPLIT = 1 / 1024  # relative distance of a centroid from the one whose tokens it shares, as in FAISS
 
 
@@ -261,3 +262,9 @@ def _pairs(codes: Array, ends: Array, block: int) -> Iterator[tuple[Array, Array
         new = np.ones(len(centroids), np.bool_)
         new[1:] = (centroids[1:] != centroids[:-1]) | (documents[1:] != documents[:-1])
         yield centroids[new], documents[new]
+
+
+def typical_length(values: Array) -> float:
+    """Return the typical length of tokens ``(n, dim)``, which centroids get, so that residuals are small."""
+    length = float(np.sqrt(np.square(values, dtype=np.float64).sum(1).mean()))
+    return min(length, _LONGEST) or 1.0

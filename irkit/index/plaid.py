@@ -54,7 +54,6 @@ T = TypeVar("T")
 _POINTS = 32  # tokens sampled per centroid
 _UNITS = 4096  # tokens sampled to train the codebook, and to see how well centroids fit
 _MISFIT = 1.02  # tokens that fit so many times worse than the first ones are of another kind
-_LONGEST = 1 << 15  # length of a centroid, which float16 has to hold
 _WORK = 1 << 30  # bytes of a GPU that building takes beyond its input
 # files of the fields of `Tokens`, then of the means of documents and their factors
 _COMPRESSED = ("codes.bin", "coefficients.bin", "residuals.bin", "means.bin", "scales.bin")
@@ -258,7 +257,7 @@ class Plaid(StoredRows):
         if have:
             errors = np.linalg.norm(values - self._nearest(values), axis=1)
             values = values[np.argsort(-errors)[: max(new, len(values) // 2)]]
-        length = float(known.get("length", 1)) if have else _typical_length(values)
+        length = float(known.get("length", 1)) if have else clustering.typical_length(values)
         direct = store.limits.plaid_direct
         centroids = self._on_device(
             3, values, lambda device: clustering.train_centroids(values, new, length, seed, device, direct)
@@ -395,8 +394,3 @@ class Plaid(StoredRows):
             return TensorSearch(arrays, device)
 
         return arrays, on_device(place, "searching this index", TensorSearch.needed(arrays), load)
-
-
-def _typical_length(values: Array) -> float:
-    """Return the typical length of tokens ``(n, dim)``, which centroids get, so that residuals are small."""
-    return min(float(np.sqrt(np.square(values, dtype=np.float64).sum(1).mean())), _LONGEST) or 1.0

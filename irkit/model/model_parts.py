@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, cast, get_args
@@ -20,6 +19,7 @@ from irkit.formats import SIMILARITIES, AnyEncoder, Parts, SideParts
 from irkit.heads import Head, SeveralHeads, Side
 from irkit.heads.projection import merge_runs
 from irkit.model.embeddings import check_dim
+from irkit.model.fingerprints import document_fingerprint, query_fingerprint
 from irkit.model.hardware import keep_few_shapes
 from irkit.model.pipeline import Pipeline, hidden_states
 from irkit.model.pooling import PoolingChoice, check_pooling, set_pooling
@@ -116,10 +116,7 @@ class ModelParts(nn.Module):
         """
         if not isinstance(self.head, SeveralHeads):
             return {self.kind: self}
-        settings: dict[str, Any] = {
-            "prompts": self.prompts,
-            "default_prompt_name": self.default_prompt_name,
-        }
+        settings: dict[str, Any] = {"prompts": self.prompts, "default_prompt_name": self.default_prompt_name}
         models = {}
         for name, head in self.head.heads.items():
             similarity = self.head.similarities.get(name)
@@ -180,24 +177,8 @@ class ModelParts(nn.Module):
         """
         if self._int8_fingerprint:
             return self._int8_fingerprint
-        head, encoder = self.head, self.encoder
-        parts = f"{head!r} {self.tokenizer.signature}"
-        if "document" in head.lengths:
-            parts += f" {head.lengths['document']}"
-        if self.kind in ("multi_vector", "several"):
-            parts += f" {self.prompts['query']!r}"
-        if self.kind != "dense":
-            parts += f" {self.prompts['document']!r}"
-        if isinstance(encoder, Encoder) and any(encoder.config.schedule):
-            parts += f" {encoder.config.schedule} {head.pooled_sides or ()}"
-        digest = hashlib.blake2b(parts.encode(), digest_size=16)
-        for name, weight in sorted(self.named_parameters()):
-            if not name.startswith("query_model."):
-                digest.update(f"{name} {tuple(weight.shape)}".encode())
-                plain = weight.to_dense() if weight.is_mkldnn else weight.detach()
-                rounded = plain.to("cpu", torch.bfloat16).contiguous()
-                digest.update(rounded.view(torch.int16).numpy().data)
-        return digest.hexdigest()
+        parts = self.tokenizer, self.encoder, self.head, self.prompts
+        return document_fingerprint(*parts, self.named_parameters())
 
     @property
     def query_fingerprint(self) -> str:
@@ -207,11 +188,9 @@ class ModelParts(nn.Module):
         """
         if self.query_model is None and self.kind != "sparse":
             return ""
-        own = "" if self.query_model is None else self.query_model.fingerprint
-        parts, lengths = f"{self.prompts['query']!r} {own}", self.side_model("query").head.lengths
-        if "query" in lengths:
-            parts += f" {lengths['query']}"
-        return hashlib.blake2b(parts.encode(), digest_size=16).hexdigest()
+        encoder = "" if self.query_model is None else self.query_model.fingerprint
+        length = self.side_model("query").head.lengths.get("query")
+        return query_fingerprint(self.prompts["query"], length, encoder)
 
     def prompt_named(self, name: str | None) -> str:
         """Return the prompt with the name ``name``; an empty string for None.
@@ -245,9 +224,8 @@ class ModelParts(nn.Module):
             raise BadValueError(f"set_length: side {brief(side)}, expected {' or '.join(get_args(Side))}")
         model = self.side_model(side)
         model.tokenizer.check_length(length, f"{side}_length")
-        if model is not self and isinstance(
-            model.encoder, InferenceFreeEncoder
-        ):  # only its tokenizer is saved
+        encoder_free = isinstance(model.encoder, InferenceFreeEncoder)
+        if model is not self and encoder_free:  # only its tokenizer is saved
             model.tokenizer.max_length = length
         else:
             model.head.set_length(side, length)
