@@ -159,7 +159,7 @@ def check(documents: Documents, everything: list[Document], where: dict[str, Any
 
 
 @given_values(metadata_lists, st.lists(filters, min_size=1, max_size=6), st.integers(1, 5))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_a_filter_finds_what_python_finds(
     tmp_path_factory: pytest.TempPathFactory, given: list[dict[str, Any]], wheres: list[Any], chunk: int
 ) -> None:
@@ -171,7 +171,7 @@ def test_a_filter_finds_what_python_finds(
 
 
 @given_values(st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_a_filter_follows_every_change(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     path = tmp_path_factory.mktemp("index")
     everything = numbered(data.draw(metadata_lists))

@@ -183,7 +183,7 @@ def tolerance(queries: Representation, documents: Representation) -> float:
 
 
 @given(seed=st.integers(0, 2**32 - 1), n=st.integers(1, 60), k=st.integers(1, 70))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=6, deadline=None)
 def check_contract(backend: Backend, seed: int, n: int, k: int) -> None:
     rng = np.random.default_rng(seed)
     data = whole_numbers(backend, n, rng)

@@ -322,7 +322,7 @@ def test_a_block_of_a_search_waits_for_the_device_twice(
     tmp_path: Path, options: dict[str, Any], record_dispatch: Any
 ) -> None:
     """Once for the number of documents found, once for the result; all else is queued."""
-    index, queries = build(tmp_path / "index", [texts(900, 0)], **options), texts(32, 1)
+    index, queries = build(tmp_path / "index", [texts(900, 0)], **options), texts(8, 1)
     assert isinstance(index, Plaid)
     expected = index.search(queries, 10)
     arrays = index.arrays()

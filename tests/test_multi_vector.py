@@ -498,6 +498,7 @@ def test_lower_precision_keeps_vectors_and_fingerprint(saved, dtype):
     assert model.fingerprint == exact.fingerprint
 
 
+@pytest.mark.slow
 def test_several_devices(tiny):
     parts = list(tiny.stream_representations(WORDS, "query", chunk_size=2, device=["cpu", "cpu"]))
     assert [len(part) for part in parts] == [2, 2, 2, 2, 1]

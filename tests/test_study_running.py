@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import json
+import multiprocessing
 import os
 import re
-import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ import torch
 import yaml
 
 from irkit import Model, evaluate
+from irkit.cli import main
 from irkit.errors import BadValueError, ConfigError, IrkitError, LockedError, StorageError
 from irkit.study import StudyConfig, check_study, run_study
 from irkit.study import study_run as module
@@ -258,21 +260,24 @@ def test_a_study_that_is_ended_ends_its_runs(place):
         "seeds": [1],
     }
     Path("study.yaml").write_text(yaml.safe_dump(study, sort_keys=False))
-    code = """
-import sys
-from irkit.cli import main
-from irkit.study import study_run as running
-running.IRKIT, running.check_parts = [sys.executable, "trainer.py"], lambda recipes: {}
-main(["study", "study.yaml", "--out", "out"])
-"""
-    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+
+    def study_in_child():
+        with Path("messages").open("w") as messages:
+            os.dup2(messages.fileno(), 2)
+            sys.stderr = messages
+            main(["study", "study.yaml", "--out", "out"])
+
+    process = multiprocessing.get_context("fork").Process(target=study_in_child)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about a fork beside threads
+        process.start()
     run = Path("out/runs/slow/seed-1")
     while not (run / "calls.jsonl").exists():
-        assert process.poll() is None, process.communicate()
+        assert process.is_alive(), Path("messages").read_text()
         time.sleep(0.01)
     process.terminate()
-    _, problem = process.communicate()
-    assert (process.returncode, problem) == (
+    process.join()
+    assert (process.exitcode, Path("messages").read_text()) == (
         143,
         "irkit: terminated - give the same command again to go on with this study\n",
     )

@@ -506,6 +506,7 @@ def test_weights_that_cannot_be_written_are_an_error_that_names_the_checkpoint(t
         save_weights(checkpoint / "training", {"weight": torch.zeros(2)})
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not has_bfloat16(torch.device("cpu")), reason="needs a CPU that multiplies bfloat16")
 def test_code_for_other_shapes_is_not_kept(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if "CACHE_CAPACITY" not in name}

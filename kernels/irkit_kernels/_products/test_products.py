@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from irkit_kernels import _products
 from irkit_kernels._jit import Target, compiling_for, cpu_features
-from irkit_kernels._testing import DEVICE, Launches, compiles, interpreted, needs_no_gpu, on_device, poison
+from irkit_kernels._testing import DEVICE, Launches, compiles, needs_no_gpu, on_device, poison
 from irkit_kernels._threads import forced_threads
 
 _poison = poison  # a fixture of this module
@@ -150,9 +150,3 @@ def test_compiles_for_gpus(capability, dtype, kind):
     arguments |= {"indices": "*i32", "weights": "*fp32", "D": 96, "BLOCK_E": 16, "BLOCK_K": 128}
     arguments |= {"count": "i32", "width": "i32", "KIND": kind}
     assert compiles(triton_kernel.gather_sum, arguments, capability)
-
-
-@needs_no_gpu
-def test_in_the_interpreter():
-    pytest.importorskip("triton")
-    assert interpreted(__file__) == 2

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from irkit_kernels._testing import DEVICE, INTERPRETED, compiles, interpreted, needs_no_gpu, on_device, poison
+from irkit_kernels._testing import DEVICE, INTERPRETED, compiles, needs_no_gpu, on_device, poison
 from irkit_kernels.maxsim import maxsim, op
 from irkit_kernels.maxsim.reference import Tokens, maxsim_backward, maxsim_forward
 
@@ -162,8 +162,3 @@ def test_compiles_for_gpus(capability, dtype):
     arguments |= {"D": 96, "BLOCK_Q": 32, "BLOCK_D": 64, "BLOCK_K": 32 if dtype == "fp32" else 128}
     arguments |= {"PAIRED": dtype == "bf16", "WITH_ARGMAX": dtype != "i8", "QUANTIZED": dtype == "i8"}
     assert compiles(triton_kernel.score, arguments, capability)
-
-
-@needs_no_gpu
-def test_in_the_interpreter():
-    assert interpreted(__file__) == 3

@@ -105,7 +105,7 @@ def assert_close(got, expected, value):
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(problem=problems())
 def test_matches_float64(variant, problem):
     arguments, window = problem["arguments"], problem["window"]

@@ -69,7 +69,7 @@ def problems(draw):
     return (lengths_q, lengths_k, *shape), draw(st.integers(0, 2**31)), window, dropout
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(problem=problems(), dtype=st.sampled_from([torch.float32, torch.bfloat16]))
 def test_matches_float64(problem, dtype):
     shape, seed, window, dropout = problem
@@ -104,7 +104,7 @@ def test_causal_biased_and_grouped_gradients_match_float64(window, causal, biase
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=15)
 @given(problem=problems())
 def test_code_for_every_cpu(variant, problem):
     (lengths_q, lengths_k, heads, head_dim), seed, window, dropout = problem

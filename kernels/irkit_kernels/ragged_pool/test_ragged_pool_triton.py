@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from irkit_kernels._testing import DEVICE, INTERPRETED, compiles, interpreted, needs_no_gpu, on_device, poison
+from irkit_kernels._testing import DEVICE, INTERPRETED, compiles, needs_no_gpu, on_device, poison
 from irkit_kernels.ragged_pool import pooled_lengths, ragged_pool
 from irkit_kernels.ragged_pool.reference import pool_backward, pool_forward
 
@@ -176,8 +176,3 @@ def test_compiles_for_gpus(capability, dtype, transposed):
     }
     arguments |= {"SUMMANDS": 2 if transposed else 3, "TRANSPOSED": transposed, "BLOCK_R": 16, "BLOCK_D": 256}
     assert compiles(triton_module().fill, arguments, capability)
-
-
-@needs_no_gpu
-def test_in_the_interpreter():
-    assert interpreted(__file__) == 10

@@ -73,7 +73,7 @@ def test_assign_of_odd_numbers_is_some_centroid(bad):
     assert codes[6] == alone[0]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.integers(0, 30), dims, NBITS, seeds)
 def test_encode(n, dim, nbits, seed):
     rng = np.random.default_rng(seed)

@@ -101,7 +101,7 @@ def tables(x: Corpus):
     return table, reference.CentroidTable(*flat)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(corpora)
 def test_query_table(x):
     _, got = tables(x)
@@ -118,7 +118,7 @@ def test_query_table(x):
     assert (np.abs(got.scores - x.centroids.astype(np.float64) @ x.query.T) <= bound * (1 + 1e-5)).all()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(corpora, st.integers(1, 130), st.one_of(st.integers(1, 9), st.just(10**9)), seeds)
 def test_probe(x, nprobe, count, seed):
     table, flat = tables(x)
@@ -152,7 +152,7 @@ def test_damaged_lists_stay_within_their_memory():
     assert len(probe(table, 5, x.list_offsets, x.list_documents, keep[:0], 9)) == 0
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(corpora, seeds)
 def test_scores(x, seed):
     table, flat = tables(x)
@@ -173,7 +173,7 @@ def test_scores(x, seed):
     assert (np.abs(got[~empty] - expected[~empty]) <= bound).all()
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(corpora)
 def test_scores_are_those_of_the_decoded_tokens(x):
     table, _ = tables(x)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from irkit_kernels._testing import DEVICE, INTERPRETED, compiles, interpreted, needs_no_gpu, on_device, poison
+from irkit_kernels._testing import DEVICE, INTERPRETED, compiles, needs_no_gpu, on_device, poison
 from irkit_kernels.residual_maxsim import (
     TensorTokens,
     Tokens,
@@ -229,11 +229,6 @@ def test_lists_compile_for_gpus(capability):
 
     arguments = {"list_offsets": "*i64", "lists": "*i32", "visits": "*i64", "counts": "*i32", "n": "i32"}
     assert compiles(triton_kernel.visit, arguments | {"BLOCK": 1024, "SHARES": 8}, capability)
-
-
-@needs_no_gpu
-def test_in_the_interpreter():
-    assert interpreted(__file__) == 3
 
 
 @needs_no_gpu
