@@ -1,4 +1,4 @@
-"""The command ``irkit``, also as ``python -m irkit``: Ctrl-C is quiet from the first moment on."""
+"""The command ``irkit``, also as ``python -m irkit``; Ctrl-C ends it without a traceback."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from irkit.utils.signals import how_ended, interruptible
 
 
 def main() -> NoReturn:
-    """Run `irkit.cli.main`, whose import alone takes long enough to be interrupted."""
+    """Run `irkit.cli.main`; Ctrl-C also ends the process quietly while the commands are still imported."""
     with interruptible():
         try:
             from irkit.cli import main as run

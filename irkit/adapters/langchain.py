@@ -138,7 +138,7 @@ class IrkitVectorStore(VectorStore):
 
     @property
     def embeddings(self) -> Embeddings | None:
-        """The embeddings, or None if the model of the index encodes texts."""
+        """LangChain's object that makes the vectors; None if the model of the index encodes texts itself."""
         return self._embedding
 
     def add_texts(

@@ -101,7 +101,7 @@ class IndexCommand(TyperCommand):
     """Command whose help lists the kinds of indexes that other packages add."""
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Write the names of these kinds, if there are any, below the examples; import none of them."""
+        """Write the names of the kinds that other packages add below the examples, without importing them."""
         super().format_epilog(ctx, formatter)
         names = ", ".join(Registry[object]("irkit.indexes", object, {}))
         if names:

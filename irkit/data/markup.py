@@ -25,7 +25,9 @@ _TITLES = r"title|headline|hl|head|ttl|ti"  # in collections of TREC
 
 
 def check_length(where: str, size: int, longest: int = LONGEST) -> None:
-    """Check that a line or a document has at most ``longest`` bytes: a small compressed file may hold more.
+    """Check that a line or a document has at most ``longest`` bytes.
+
+    Without a limit, a small compressed file could expand to more than the memory holds.
 
     Raises:
         BadValueError: ``size`` is above ``longest``; the message starts with ``where``.

@@ -158,13 +158,16 @@ def _mapping(metadata: Any) -> Record:
 
 
 def to_query(record: Record, fields: Fields = QUERY_FIELDS) -> Query:
-    """Make a query; other keys are ignored."""
+    """Make a query from a record; keys that are not fields of a query are ignored."""
     identifier, vector = _pop(record, fields.ids, "id= (--id-column)"), _pop_vector(record)
     return Query(as_id(identifier), _pop_text(record, fields, vector), vector)
 
 
 def _pop_vector(record: Record) -> Any:
-    """Remove and return weights by term or numbers; other values of such a key become metadata."""
+    """Remove the vector of a record and return it: weights by term, or numbers. None if there is no vector.
+
+    A key with the name of a vector that holds anything else stays, as metadata.
+    """
     return next((record.pop(name) for name in VECTORS if _is_vector(record.get(name))), None)
 
 

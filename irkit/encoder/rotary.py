@@ -100,8 +100,10 @@ def rotary_table(
 def rotate(x: Tensor, table: tuple[Tensor, Tensor], interleaved: bool) -> Tensor:
     """Rotate pairs of ``x (total, heads, head_dim)`` by the angles of `rotary_table`.
 
-    In inference on a CPU neighbouring pairs (``interleaved``) are rotated in ``x`` itself, halves of heads
-    with half the temporary tensors, because allocating memory would cost as much as the rotation.
+    With ``interleaved`` a pair is two neighbouring numbers; otherwise it is a number of the first half of a
+    head and the same number of the second half. Without gradients on a CPU, allocating memory would cost
+    as much as the rotation. So neighbouring pairs are then rotated in ``x`` itself, and halves of heads need
+    half the temporary tensors.
     """
     cos, sin = table
     in_place = x.is_cpu and not torch.is_grad_enabled() and not torch.compiler.is_compiling()

@@ -122,10 +122,11 @@ class EncoderFreeModel(ABC):
                 progress(len(chunk))
 
     def stored_apart(self, items: Sequence[Any]) -> tuple[Representation, list[str]]:
-        """Return the rows of documents over terms of their own, and these terms in order of appearance.
+        """Analyze documents without an index; return their rows, and the terms in order of appearance.
 
-        So documents are analyzed without an index. An index learns the terms, and `renumbered` gives the rows
-        that `stored` would have given. Vectors have no terms.
+        The rows number terms by the order of appearance in ``items``. After an index has learned these terms,
+        `renumbered` turns the rows into those that `stored` would return. For vectors, the list of terms is
+        empty.
         """
         apart = copy.copy(self)
         apart._vocabulary = terms = LooseTerms()

@@ -21,7 +21,7 @@ class Exported(NamedTuple):
     """A document that is exported.
 
     Attributes:
-        row: Its row, which numbers it in engines that want numbers.
+        row: Its row in the index; its id in engines whose ids are numbers.
         document: Id, text and metadata.
         vector: ``(dim,)`` or ``(tokens, dim)`` float32; or, if sparse, terms ``(n,)`` and weights ``(n,)``.
     """
@@ -32,11 +32,11 @@ class Exported(NamedTuple):
 
 
 class KeyTypes(NamedTuple):
-    """What the documents have for a key of the metadata.
+    """The types of the values that documents store under one metadata key.
 
     Attributes:
         types: Some of ``"number"``, ``"string"``, ``"boolean"``, ``"null"`` and ``"other"``.
-        in_lists: Whether some documents have lists.
+        in_lists: Whether some documents store a list of values.
     """
 
     types: frozenset[str]

@@ -1,4 +1,4 @@
-"""Marks of metadata: keywords for what engines do not tell apart by themselves.
+"""Marks: keywords that make an engine distinguish metadata that it would otherwise confuse.
 
 Engines confuse a missing key, null and an empty list, and some do not find booleans. So each exported
 document has a list of marks: ``["key"]`` for a key that exists, ``["key",null]`` for null and
@@ -16,7 +16,7 @@ MARKS = "marks"
 
 
 def mark(key: str, *value: bool | None) -> str:
-    """Return the mark of a key, or of a key and a value.
+    """Return the mark of a key, or of a key and its value.
 
     Examples:
         >>> mark("draft"), mark("draft", True), mark("draft", None)
@@ -26,7 +26,7 @@ def mark(key: str, *value: bool | None) -> str:
 
 
 def marks(metadata: Mapping[str, Any]) -> list[str]:
-    """Return the marks of the metadata of a document.
+    """Return the marks of one document: one per key, and one more per boolean and null.
 
     Examples:
         >>> marks({"draft": True, "year": 2000, "tags": []})

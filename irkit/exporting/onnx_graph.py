@@ -41,11 +41,11 @@ class Graph:
         return names[0] if outputs == 1 else names
 
     def name(self, value: str, name: str) -> None:
-        """Give a value a name, under which it is an output."""
+        """Give a value the name under which it is an output of the graph."""
         self.nodes.append(self._helper.make_node("Identity", [value], [name]))
 
     def constant(self, array: Any) -> str:
-        """Return the name of a constant; floats become float32. Equal small ones are stored once."""
+        """Add a constant and return its name; floats become float32. Equal small ones are stored once."""
         values = np.ascontiguousarray(array.detach().float().cpu() if isinstance(array, Tensor) else array)
         values = values.astype(np.float32) if values.dtype.kind == "f" else values
         key = (values.dtype.str, values.shape, values.tobytes()) if values.size < 16 else len(self.constants)
@@ -55,23 +55,23 @@ class Graph:
         return self._known[key]
 
     def shape(self, value: str, axis: int) -> str:
-        """Return the size ``(1,)`` of one dimension."""
+        """Add the size ``(1,)`` of one dimension of a value and return its name."""
         return str(self("Slice", self("Shape", value), self.ints(axis), self.ints(axis + 1)))
 
     def ints(self, *numbers: int) -> str:
-        """Return a constant row of whole numbers."""
+        """Add a constant row of int64 and return its name."""
         return self.constant(np.array(numbers, np.int64))
 
     def floats(self, number: float) -> str:
-        """Return a constant number."""
+        """Add a float32 constant without dimensions and return its name."""
         return self.constant(np.array(number, np.float32))
 
     def reshape(self, value: str, *sizes: int) -> str:
-        """Return a value in another shape; 0 keeps a dimension."""
+        """Add a value in another shape and return its name; a size of 0 keeps the dimension."""
         return str(self("Reshape", value, self.ints(*sizes)))
 
     def linear(self, x: str, weight: Tensor, bias: Tensor | None) -> str:
-        """Return ``x W^T + b``."""
+        """Add ``x W^T + b`` and return its name."""
         product = self("MatMul", x, self.constant(weight.detach().float().T))
         return str(product if bias is None else self("Add", product, self.constant(bias)))
 

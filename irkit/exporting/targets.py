@@ -109,7 +109,7 @@ def _check_contents(contents: Contents, to: str, target: Target) -> None:
 
 
 def _approximation(index: Index) -> str | None:
-    """Describe how an index stores vectors if it is with loss."""
+    """Describe how an index compresses vectors; None if it stores them without loss."""
     config = index.config
     if config.kind == "plaid" and not getattr(config, "keep_tokens", False):
         return "plaid stores a centroid and a residual of a few bits per token"

@@ -61,7 +61,8 @@ class TermHead(Head):
     def directory_settings(self, queries: Head) -> dict[str, Any]:
         """Return the numbers of weights to keep, as keys of config_sentence_transformers.json.
 
-        ``queries`` gives the number for queries, this head that for documents. A warning says if they differ.
+        The numbers are those of ``queries``, the head that encodes queries, and of this head, for documents.
+        If the two numbers differ, a warning says what sentence-transformers makes of it.
         """
         if not isinstance(queries.config, SparseConfig):
             return {}

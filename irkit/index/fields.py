@@ -137,7 +137,7 @@ class Fields:
         return self.store.read(ORDER_ROWS)[start:end], self.store.read(SORTED)[start:end]
 
     def _find_sorted(self) -> tuple[int, dict[tuple[str, int], tuple[int, int]]]:
-        """Return the number of runs whose entries are sorted, and the places of each key and type."""
+        """Return the number of runs whose entries are sorted, and per key and type where its entries lie."""
         entries = self.store.rows(ORDER_ROWS)
         if not entries:
             return 0, {}
@@ -151,16 +151,16 @@ class Fields:
         return runs, dict(zip(names, zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True), strict=True))
 
     def column(self, key: str, kind: int, count: int, *, whole: bool = True) -> Column:
-        """Return the entries of a key and a type that occurs, in an index of ``count`` documents.
+        """Return the rows and values stored under a metadata key with values of one type.
 
         Args:
-            key: The key.
-            kind: The type.
-            count: Documents.
-            whole: Whether to include entries that are sorted.
+            key: A key that some document has.
+            kind: A type that some value of the key has.
+            count: Number of documents in the index; a row beyond it is an error.
+            whole: Return all entries. If False, leave out those that the sorted columns cover.
 
         Raises:
-            CorruptError: A row or a string is not there.
+            CorruptError: An entry refers to a row or a string that does not exist.
         """
         token, n_runs, groups = self._read_groups()
         first = 0 if whole else self.store.derived(("sorted fields", self), self._find_sorted)[0]

@@ -289,15 +289,18 @@ class TensorSearch:
     def _probe(
         self, values: Tensor, table: Tensor, numbers: Array, probes: Array, ranked: int, live: Tensor
     ) -> Tensor:
-        """Return ``(n_q, n)`` bool: documents that most visited lists have, and documents without lists.
+        """Choose candidates: the documents that occur in the most visited lists, and those without lists.
 
         Args:
             values: ``(total_q, dim)`` tokens of the queries.
             table: ``(K, total_q)`` scores of the centroids.
             numbers: ``(total_q,)`` query of each token.
             probes: ``(total_q,)`` centroids that each token visits.
-            ranked: Number of documents that are enough.
+            ranked: Number of candidates with lists to aim at; ties at the border are all included.
             live: ``(n,)`` bool: documents that may be hits.
+
+        Returns:
+            ``(n_q, n)`` bool, True for candidates.
         """
         n, n_q, most = self._listed, int(numbers[-1]) + 1, int(probes.max())
         row = self._moved(numbers)

@@ -1,14 +1,17 @@
 """Costs of indexes as functions of the number of documents, fitted to measurements.
 
-Each cost is ``a + b * documents ** power`` with a and b of 0 or more. The power follows from how the kind
-works and is not fitted, because a power that was fitted to a few small sizes says little about large ones:
+Each cost is ``a + b * documents ** power`` with a and b of 0 or more. The power follows from how a kind of
+index works. It is not fitted, because a power fitted to a few small sizes says little about large ones:
 
-* A document costs as much as any other, and a start-up is shared (power -1), except where a document is
-  compared with all lists, of which there are about as many as the square root of documents (0.5).
-* Queries of BM25, `inverted` and `flat` read a share of all documents (1). `dense` reads 6 times the square
-  root of its lists, so the documents in them grow with the power 0.75. `plaid` reads a fixed number of
-  centroids, and both their number and that of the tokens of each grow with the square root (0.5).
-* `plaid` has at most 32,768 centroids, so from then on all tokens are compared with as many.
+* Building one document takes constant time, plus its share of a fixed start-up (power -1). Where each
+  document is compared with all lists, the time grows with their number: the square root of the documents
+  (0.5).
+* Queries of BM25, `inverted` and `flat` read a constant share of all documents (1). `dense` reads 6 times
+  the square root of its lists; the number of documents in those lists grows with the power 0.75. `plaid`
+  reads a fixed number of centroids per query; the tokens of a centroid grow with the square root (0.5), and
+  so does the number of centroids, all of which are scored.
+* `plaid` has at most 32,768 centroids. Beyond the size that reaches this number, the cost of assigning a
+  token stays the same.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ POWERS: dict[str, dict[str, float]] = {
 """Powers by kind and cost."""
 
 UNTIL = {("plaid", BUILD): 335_000.0}
-"""Documents from which a cost stays: so many of 32 tokens each have all centroids."""
+"""Number of documents beyond which a cost is constant: there, documents of 32 tokens fill all centroids."""
 
 SHAPES = {
     "bm25": "texts of 50 words, queries of 4",
@@ -61,11 +64,11 @@ class Line(NamedTuple):
 
 
 class Check(NamedTuple):
-    """A measurement, beside what the measurements of at most a tenth of its documents predict.
+    """A measurement beside its prediction from measurements of at most a tenth of its documents.
 
     Attributes:
         documents: Documents of the measurement.
-        fitted: Documents of the measurements that the prediction is from.
+        fitted: Documents of the measurements that the prediction is made from.
         measured: The cost.
         predicted: The prediction.
     """
@@ -77,7 +80,7 @@ class Check(NamedTuple):
 
 
 def read_costs() -> dict[str, Any]:
-    """Return what was measured: ``rows``, and ``measured``, which says when and on what."""
+    """Return the content of costs.json: ``rows`` of measurements, and where they were ``measured``."""
     content = files("irkit.planning").joinpath("costs.json").read_text()
     return json.loads(content)  # type: ignore[no-any-return]
 

@@ -57,10 +57,10 @@ class MachinePlan:
 
 
 def parse_amount(text: str | float, units: dict[str, float], expected: str) -> float:
-    """Return a number with a unit in the base unit.
+    """Convert a number with a unit, such as ``"50ms"``, to the base unit.
 
     Raises:
-        BadValueError: It is no positive number with one of the units.
+        BadValueError: ``text`` is not a positive number with one of the units.
 
     Examples:
         >>> parse_amount("8.8M", {"": 1, "m": 1e6}, "documents")
@@ -73,17 +73,17 @@ def parse_amount(text: str | float, units: dict[str, float], expected: str) -> f
 
 
 def parse_documents(text: str) -> int:
-    """Return a number of documents, such as ``"100M"``."""
+    """Convert a number of documents, such as ``"100M"``, to an integer."""
     return round(parse_amount(text, dict(_COUNTS), "a number of documents, such as 100M"))
 
 
 def parse_seconds(text: str) -> float:
-    """Return seconds of a time, such as ``"50ms"``."""
+    """Convert a time, such as ``"50ms"``, to seconds."""
     return parse_amount(text, _SECONDS, "a time, such as 50ms")
 
 
 def parse_bytes(text: str) -> float:
-    """Return bytes of a size, such as ``"64GB"``."""
+    """Convert a size, such as ``"64GB"``, to bytes."""
     return parse_amount(text, _BYTES, "a size, such as 64GB")
 
 
@@ -93,7 +93,7 @@ def plan(documents: int, index: str, *, latency: float | None = None, memory: fl
     Args:
         documents: Number of documents.
         index: ``"bm25"``, ``"inverted"``, ``"flat"``, ``"dense"`` or ``"plaid"``.
-        latency: Seconds of a query on its own; None allows any.
+        latency: Maximum seconds for one query while no other query runs; None allows any time.
         memory: Bytes of memory of a machine.
 
     Raises:
@@ -137,7 +137,10 @@ def plan(documents: int, index: str, *, latency: float | None = None, memory: fl
 def _describe(
     index: str, documents: int, machines: int, lines: dict[str, Any], query_ms: float, rows: Any
 ) -> MachinePlan:
-    """Return the plan of a number of machines: measured numbers where such an index was measured."""
+    """Make the plan for a number of machines.
+
+    If an index of exactly this size was measured on one machine, its measurements replace the predictions.
+    """
     size = documents / machines
     costs = {cost: line.at(size) for cost, line in lines.items()} | {QUERY: query_ms}
     same = [row for row in rows if row["documents"] == documents] if machines == 1 else []

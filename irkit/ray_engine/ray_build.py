@@ -57,8 +57,9 @@ def build_shards(
     what every shard has stored is not encoded again.
 
     Args:
-        model: See `irkit.Retriever.build`, as for the next two and the last four. An actor on each CPU of
-            the cluster has a copy; on each GPU, if the model is on one.
+        model: See `irkit.Retriever.build`, also for the arguments without a description of their own. An
+            actor on each CPU of the cluster holds a copy of the model; if the model is on a GPU, an actor on
+            each GPU.
         documents: Documents that can be read again, on any node: from a file under the same path, a hub, or
             a list.
         path: Directory that every node has under the same path.
@@ -159,7 +160,7 @@ def _store_chunks(
     chunk_size: int,
     progress: StageProgress | None,
 ) -> None:
-    """Give every shard its portions of the chunks, and record in the whole what they have at the end."""
+    """Send every shard its portion of each chunk; then commit the counts of all shards to the store."""
     store, model = collection.store, collection.model
     assert isinstance(store, ShardedStore)
     queues = [_Queue(ray, builder, store.path) for builder in builders]
@@ -210,13 +211,13 @@ def _store_chunks(
 
 
 def _missing_terms(store: Store, part: Store) -> tuple[int, bytes]:
-    """Return the terms of the whole that a shard lacks after a crash: their offset and their bytes."""
+    """Return the terms that the common store has and a shard lacks after a crash: offset and bytes."""
     have = part.rows(VOCABULARY)
     return have, store.read(VOCABULARY)[have:].tobytes() if store.rows(VOCABULARY) > have else b""
 
 
 class _Queue:
-    """Portions on their way to the builder of a shard: it stores some, and the others wait for it."""
+    """Portions for one builder: those of the running call, and those that wait for the next call."""
 
     def __init__(self, ray: Any, builder: Any, path: Path) -> None:
         self._ray, self._builder, self._path = ray, builder, path
@@ -224,17 +225,17 @@ class _Queue:
         self._call: Any = None
 
     def put(self, portion: Portion) -> None:
-        """Send a portion, or keep it; wait if the shard is far behind."""
+        """Add a portion; send it if the builder is idle, and wait if too many portions are unsent."""
         self._waiting.append(portion)
         self._send(0 if len(self._waiting) < _WAITING else None)
 
     def drain(self) -> None:
-        """Wait until everything is stored."""
+        """Wait until the builder has stored all portions."""
         while self._waiting or self._call is not None:
             self._send(None)
 
     def _send(self, timeout: float | None) -> None:
-        """Send what waits, once the last call is done; ``timeout`` is how long to wait for that."""
+        """Send all waiting portions in one call once the last call has ended; give up after ``timeout`` s."""
         if self._call is not None:
             if not self._ray.wait([self._call], timeout=timeout)[0]:
                 return

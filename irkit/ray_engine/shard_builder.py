@@ -73,7 +73,7 @@ class ShardBuilder:
         self.index, self.documents = open_index(self.store), Documents(self.store)
 
     def add(self, portions: list[Portion]) -> int:
-        """Store portions, all at once; return how many documents of the whole the shard has its share of."""
+        """Store portions in one commit; return the number of documents of the whole index up to their end."""
         end = time.monotonic() + _PATIENCE
         while True:
             try:

@@ -1,7 +1,7 @@
-"""Search what an index was exported to: irkit encodes queries, and an engine searches.
+"""Search exported indexes in other engines: irkit encodes the queries, and the engine searches.
 
-`Qdrant` (qdrant.py) and `LanceDB` (lancedb.py) are `RemoteRetriever`s (remote_retriever.py), which have the
-methods of `irkit.Retriever` that read. qdrant_filter.py and sql_filter.py translate filters.
+`Qdrant` (qdrant.py) and `LanceDB` (lancedb.py) derive from `RemoteRetriever` (remote_retriever.py), which has
+the read-only methods of `irkit.Retriever`. qdrant_filter.py and sql_filter.py translate filters.
 """
 
 from __future__ import annotations

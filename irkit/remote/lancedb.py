@@ -1,4 +1,4 @@
-"""Search an export in LanceDB, an engine in the process of its user."""
+"""Search an export in LanceDB, an engine that runs inside the calling process."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _TOGETHER = 1000  # ids of one request
 class LanceDB(RemoteRetriever):
     """Documents that ``irkit export --to lancedb`` wrote, searched by LanceDB.
 
-    Vectors are compared by inner product or MaxSim. The scan of all vectors is exact; an index that was made
-    by LanceDB is not. Documents of a BM25 index are searched by the full-text search of LanceDB, whose terms
-    and scores are its own.
+    Vectors are compared by inner product or MaxSim. Without an index of LanceDB all vectors are scanned,
+    which is exact; with one, the results are approximate. Documents of a BM25 index are searched by the
+    full-text search of LanceDB, whose terms and scores are its own.
 
     Args:
         location: The folder that was written, or the address of the database in an object store.

@@ -40,7 +40,13 @@ _QUERIES = 256  # encoded together
 
 
 class Found(NamedTuple):
-    """A result of the engine: the row of the document in the index that was exported, its score, and it."""
+    """A result of the engine.
+
+    Attributes:
+        row: Row of the document in the index that was exported.
+        score: Score by the engine.
+        document: Id and, if they were asked for, title, text and metadata.
+    """
 
     row: int
     score: float
@@ -59,10 +65,10 @@ class RemoteRetriever(OtherRetriever):
     """
 
     def __init__(self, name: str, about: Any, model: AnyModel | Retriever | str | Path | None) -> None:
-        """Use `irkit.remote.Qdrant` or `irkit.remote.LanceDB`.
+        """Store the arguments; callers create `irkit.remote.Qdrant` or `irkit.remote.LanceDB`.
 
         Raises:
-            CorruptError: The engine has documents, but no export of irkit that was finished.
+            CorruptError: The engine holds no finished export of irkit.
         """
         if not isinstance(about, dict) or not {"model", "kind", "dim", "keys"} <= about.keys():
             raise CorruptError(f"{name}: it is no finished export of irkit; run irkit export again")
@@ -73,7 +79,8 @@ class RemoteRetriever(OtherRetriever):
         """The model that encodes queries, loaded at the first use.
 
         Raises:
-            BadValueError: The model has to be given, or it is another one than that of the documents.
+            BadValueError: The export names no model, so the caller has to pass one; or the model is not the
+                one that encoded the documents.
         """
         saved, choice = self.about["model"], self._choice
         if choice is None:
@@ -96,16 +103,16 @@ class RemoteRetriever(OtherRetriever):
         """Return the best documents of a query, in any order.
 
         Args:
-            query: A vector as `irkit.exporting.contents.Exported` has it; or a text.
+            query: A vector in the form of `irkit.exporting.contents.Exported`, or a text.
             k: Maximum number of documents.
-            where: Filter, from `_translate`; None for no filter.
+            where: Filter in the form of the engine, from `_translate`; None allows all documents.
             exact: Score all documents that the filter allows.
-            texts: Return title, text and metadata, too.
+            texts: Whether results include title, text and metadata.
         """
 
     @abstractmethod
     def _translate(self, where: Group) -> Any:
-        """Return a filter of the engine.
+        """Translate a filter to the form of the engine.
 
         Raises:
             BadValueError: The engine has no such filter.
@@ -113,7 +120,7 @@ class RemoteRetriever(OtherRetriever):
 
     @abstractmethod
     def fetch(self, ids: Sequence[str]) -> list[Document]:
-        """Return those documents of some ids that the engine has, in any order."""
+        """Return the documents with these ids, in any order; ids that the engine lacks are left out."""
 
     @abstractmethod
     def __len__(self) -> int:
@@ -124,13 +131,13 @@ class RemoteRetriever(OtherRetriever):
         """Close files and connections."""
 
     def _encode(self, contents: list[Any]) -> Iterator[Any]:
-        """Yield what the engine takes for each query."""
+        """Yield, for each query, the vector or text that the engine searches with."""
         for start in range(0, len(contents), _QUERIES):
             part = contents[start : start + _QUERIES]
             yield from split_rows(self.model.encode_representation(part, "query"))
 
     def _parse(self, queries: Any, operation: str) -> tuple[list[Any], bool]:
-        """Return queries as the model takes them, and whether there was a single one."""
+        """Return the queries in the form of the model, and whether the caller passed a single query."""
         return parse_contents(operation, self.model, queries)
 
     # ---- searching ----
@@ -171,8 +178,8 @@ class RemoteRetriever(OtherRetriever):
             queries: See `irkit.Retriever.rerank`.
             candidates: Ids of documents, or hits; for several queries a list of these. Or a `Run`.
             k: Maximum number of results per query; None returns all.
-            options: See `irkit.retrieval.reranking.RerankOptions`; there is no other interaction than that of
-                the engine.
+            options: See `irkit.retrieval.reranking.RerankOptions`; ``interaction`` is refused, because
+                the engine scores.
         """
         is_run = isinstance(candidates, Run)
         known = RerankRunOptions if is_run else RerankOptions
@@ -235,7 +242,7 @@ class RemoteRetriever(OtherRetriever):
         return model.content(query) if isinstance(model, EncoderFreeModel) else query.text
 
     def _where(self, filter: Filter | None) -> Any:
-        """Return a filter of the engine, after the checks of `irkit.index.Documents.filter` of its keys."""
+        """Check the keys of a filter as `Documents.filter` does, and translate it for the engine."""
         if filter is None:
             return None
         parsed = parse_conditions(parse_filter(filter))
@@ -245,7 +252,7 @@ class RemoteRetriever(OtherRetriever):
         return self._translate(parsed)
 
     def _rank(self, query: Any, selection: Selection, where: Any, texts: bool) -> list[Found]:
-        """Return the hits of a query from ``offset`` on; a grouped search goes deeper until it has enough."""
+        """Return the hits of a query from ``offset`` on; a grouped search asks for more until it is full."""
         self._check_group(selection, "search")
         key, depth = selection.group_by, selection.stop
         while True:

@@ -188,7 +188,7 @@ def _build_key(
 
 
 def _check_one_head(model: AnyModel, shards: int | None, windows: WindowsConfig | None) -> None:
-    """Raise BadValueError if a model with several heads is to have an index of shards or of windows."""
+    """Raise BadValueError if shards or windows are asked for with a model of several heads."""
     if model.kind == "several" and (shards is not None or windows is not None):
         raise BadValueError(
             f"building an index of {'windows' if shards is None else 'several shards'} for a model with "
@@ -199,13 +199,16 @@ def _check_one_head(model: AnyModel, shards: int | None, windows: WindowsConfig 
 def _choose_index(
     model: AnyModel, config: IndexConfig | None, empty: Representation, stream: Iterator[Document]
 ) -> tuple[IndexConfig, Iterator[Document]]:
-    """Return the index that a build makes, and the documents, of which an index ``"auto"`` counts the first.
+    """Choose the index to build; the kind ``"auto"`` reads the first documents to see how many there are.
 
     Args:
         model: Model of the index.
         config: What the caller has asked for; None is the default.
         empty: A representation of the model without rows.
         stream: Documents.
+
+    Returns:
+        The configuration of the index, and an iterator over all documents, including those that were read.
     """
     if isinstance(model, Model) and model.kind == "several":
         config = _index_of_each(model, config)
@@ -226,7 +229,7 @@ def _choose_index(
 
 
 def _index_of_each(model: Model, config: IndexConfig | None) -> SeveralConfig:
-    """Return the index of each head of a model: the one that is given, or the default of its kind.
+    """Return the index of each head of a model: from ``config``, or the default of the kind of the head.
 
     Raises:
         ConfigError: ``config`` names a head that the model does not have.

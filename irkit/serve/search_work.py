@@ -229,7 +229,7 @@ def _describe(explained: Explanation, kind: str, query: Any) -> JSONObject:
 
 
 def fetch_known(retriever: AnyRetriever, ids: list[str]) -> dict[str, Document]:
-    """Return the documents of those ids that an index has."""
+    """Return the documents with these ids by id; ids that the index lacks are left out."""
     if isinstance(retriever, RemoteRetriever):
         found = {document.id: document for document in retriever.fetch(ids)}
         return {name: found[name] for name in ids if name in found}
@@ -238,7 +238,7 @@ def fetch_known(retriever: AnyRetriever, ids: list[str]) -> dict[str, Document]:
 
 
 def find_known(retriever: AnyRetriever, ids: list[str]) -> list[str]:
-    """Return those ids that an index has."""
+    """Return the ids that the index has, in their order."""
     if isinstance(retriever, RemoteRetriever):
         return [*fetch_known(retriever, ids)]
     rows = retriever.documents.find(ids)
@@ -246,7 +246,7 @@ def find_known(retriever: AnyRetriever, ids: list[str]) -> list[str]:
 
 
 def _add_scores(part: str, retriever: AnyRetriever, queries: list[Any], results: list[JSONObject]) -> None:
-    """Note the exact score of each hit in an index; None if the index lacks the document."""
+    """Add to each hit its exact score in an index, under ``part``; None if the index lacks the document."""
     if not all(isinstance(query, str) for query in queries):
         return
     ids = [find_known(retriever, [hit["id"] for hit in result["hits"]]) for result in results]
@@ -259,7 +259,7 @@ def _add_scores(part: str, retriever: AnyRetriever, queries: list[Any], results:
 def _add_scores_of_heads(
     part: str, retriever: AnyRetriever, queries: list[Any], results: list[JSONObject]
 ) -> None:
-    """Note the exact score of each hit by each head of an index of several representations."""
+    """Add to each hit its exact score by each head of an index with several representations."""
     if not isinstance(retriever, Retriever) or not isinstance(retriever.index, SeveralIndex):
         return
     encoded: Any = cast(Model, retriever.model).encode_representation(queries, "query")

@@ -100,7 +100,7 @@ class ServedIndex:
         return status.st_ino, status.st_mtime_ns, status.st_size
 
     def facts(self) -> dict[str, Any]:
-        """Describe the index, without paths."""
+        """Describe the index for clients: no path of this machine is included."""
         retriever = self.retriever()
         with retriever.store.snapshot():
             saved = retriever.store.meta["model"]
@@ -126,7 +126,7 @@ class ServedIndex:
             }
 
     async def search(self, queries: Sequence[Any], options: dict[str, Any]) -> list[Any]:
-        """Return what the work finds for each query, together with requests that may be joined."""
+        """Search for each query and return the results; compatible requests are searched in one batch."""
         size = self.limits.batch_queries
         jobs = [Job(list(queries[start : start + size]), options) for start in range(0, len(queries), size)]
         key = self._key(options)
@@ -134,7 +134,7 @@ class ServedIndex:
         return [result for results in found for result in results]
 
     def _key(self, options: dict[str, Any]) -> str:
-        """Return what is equal for requests that are searched together.
+        """Return a key; requests with equal keys are searched in one batch.
 
         Their ``k`` may differ where the hits of a search are the first ones of a deeper search, as long as
         the deepest one does not make the others much slower.
@@ -178,9 +178,10 @@ class ServedIndex:
         return result  # type: ignore[no-any-return]
 
     def _is_wasteful(self) -> bool:
-        """Return whether many rows are removed ones, which take space and memory until a compaction.
+        """Return whether so many rows are removed documents that a compaction pays.
 
-        A large index that other processes change, too, is left alone: they would wait long.
+        The answer is False for a large index that other processes change as well, because their changes would
+        wait for the compaction.
         """
         rows = len(self._retriever.index)
         if self.is_shared and self._is_large():
@@ -191,10 +192,10 @@ class ServedIndex:
         return len(self._retriever.index) > self.limits.compact_rows
 
     async def _tidy(self) -> None:
-        """Compact the index, after the changes that wait; a large one when no change has come for a while.
+        """Compact the index after all waiting changes; a large index, once no change has come for a while.
 
-        Searches go on. A change that comes while a large index is compacted ends the compaction, and begins
-        the next one.
+        Searches continue. A change that arrives during the compaction of a large index cancels the compaction
+        and schedules another one.
         """
         try:
             while self._is_large() and (left := self._changed + _QUIET - time.monotonic()) > 0:
@@ -219,7 +220,7 @@ class ServedIndex:
         gc.collect()  # old states refer to themselves, and keep files in memory that are removed
 
     def _change(self, key: Hashable, functions: list[Callable[[Retriever], Any]]) -> list[Any]:
-        """Change the index; wait while another process does."""
+        """Change the index; wait while another process holds its lock."""
         [function] = functions
         end = time.monotonic() + self.limits.seconds
         while True:
@@ -231,7 +232,7 @@ class ServedIndex:
                 time.sleep(_PAUSE)
 
     async def close(self) -> None:
-        """Finish what was begun, except a compaction, and close the files."""
+        """Finish running searches and changes, cancel a compaction, and close the files."""
         self._is_closing = True
         if self._tidying is not None:
             self._tidying.cancel()

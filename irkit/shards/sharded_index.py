@@ -71,17 +71,17 @@ class ShardedIndex(StoredRows):
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Kinds of representation that it can hold."""
+        """Kinds of representation that the index can hold."""
         return self.parts[0].kinds
 
     def __len__(self) -> int:
-        """Global rows ever given, removed ones included."""
+        """Return the number of global rows, including rows of removed documents."""
         return len(self._documents)
 
     @property
     @snapshot
     def live(self) -> Array:
-        """``(len(self),)`` bool: global rows of documents that are not removed."""
+        """Return ``(len(self),)`` bool, True for the global rows of documents that are not removed."""
         return self._documents._live()
 
     # ---- changes ----

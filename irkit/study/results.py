@@ -155,7 +155,7 @@ def _geometric_means(
 def _untested(
     measure: str, dataset: str, values: Mapping[str, Mapping[int, float]], baseline: str
 ) -> list[Cell]:
-    """Return cells without p of values by variant and seed."""
+    """Summarise values by variant and seed in cells that have no p value."""
     cells = []
     zero = values.get(baseline)
     for variant, seeds in values.items():

@@ -131,7 +131,7 @@ def _row_sums(x: Function, sums: list[Value]) -> Value:
 
 
 def _keep() -> Function:
-    """Append the rows of the lanes that a mask holds, and make room for more."""
+    """Append the rows of the lanes whose bit in the mask is set; call ``shrink`` before arrays are full."""
     x = Function("keep", f=FRAME, q=QUERY, most=_FLOATS, least=_FLOATS, first="u32", mask="u16")
     f, q, most, least, first, mask = x.parameters
     count, lanes = q.count, mask.cast(vector(LANES, "i1"))
@@ -147,7 +147,7 @@ def _keep() -> Function:
 
 
 def _compressed(x: Function, value: Value, mask: Value) -> Value:
-    """Return the lanes that a mask holds, moved together."""
+    """Move the lanes whose bit in the mask is set to the front, in order."""
     return x.intrinsic("experimental.vector.compress", value.kind, value, mask, value)
 
 

@@ -29,8 +29,8 @@ class Codes(NamedTuple):
     Attributes:
         codes: ``(n, width)`` uint8; 128 stands for 0, and pads.
         scales: ``(n,)`` float32.
-        margins: ``(n,)`` float32: lengths of what the codes lack.
-        norms: ``(n,)`` float32: lengths of what the codes stand for.
+        margins: ``(n,)`` float32, upper bounds of the length of a row less its decoded row: ``|e|``.
+        norms: ``(n,)`` float32, upper bounds of the length of the decoded row: ``|d'|``.
     """
 
     codes: Tensor
@@ -45,8 +45,8 @@ class Rounded(NamedTuple):
     Attributes:
         bytes: ``(n_q, width)`` int8.
         scales: ``(n_q,)`` float32.
-        lengths: ``(n_q,)`` float32: factors of the margins.
-        errors: ``(n_q,)`` float32: factors of the norms.
+        lengths: ``(n_q,)`` float32, which the margins of rows are multiplied with: ``|q|`` and rounding.
+        errors: ``(n_q,)`` float32, which the norms of rows are multiplied with: ``|f|`` and rounding.
     """
 
     bytes: Tensor
@@ -77,8 +77,8 @@ def _encode(values: Tensor) -> tuple[Tensor, ...]:
 def round_queries(queries: Tensor) -> Rounded:
     """Return queries ``(n_q, dim)`` float32 in 8 bits.
 
-    The factors cover the errors of float32, too: each sum of ``dim`` products, by a search and by who
-    compares with it, is off by at most ``dim 2^-24 |q| |d|``.
+    ``lengths`` and ``errors`` also cover the rounding of float32: a sum of ``dim`` products is off by at most
+    ``dim 2^-24 |q| |d|``, in the search as well as in the exact scores that it is compared with.
     """
     numbers, scales = _round(queries)
     slack = (queries.shape[1] + 8) * 2.0**-23

@@ -96,13 +96,14 @@ class Encoder:
 
     Args:
         centroids: ``(lists, dim)`` float32.
-        rotation: Of vectors of ``dim`` numbers.
+        rotation: Rotation of vectors of ``dim`` numbers, from `make_rotation`.
         nbits: Bits of a code per dimension: 1, 2 or 4.
         euclidean: Rows are ranked by their distance to the query instead of their product with it.
         keep_int8: Also make the rows in int8 that candidates are ranked by.
 
     Attributes:
-        rotated: ``(lists, width)``, the centroids, rotated and rounded to bytes, as a search has them.
+        rotated: ``(lists, width)`` float32, the centroids after rotation and rounding to bytes, as a search
+            reads them.
     """
 
     def __init__(
@@ -167,7 +168,11 @@ class Encoder:
         return codes
 
     def _levels(self, residuals: Tensor, square: Tensor) -> Tensor:
-        """Return levels from ``-2**(nbits - 1)``; a level and a half is the number."""
+        """Round residuals to integer levels ``(n, width)``, which are decoded as ``(level + 0.5) * step``.
+
+        Levels go from ``-2**(nbits - 1)`` to ``2**(nbits - 1) - 1``. The step of a row is proportional to the
+        root mean square of its residual.
+        """
         half = 1 << self.nbits - 1
         step = (square / residuals.shape[1]).sqrt() * STEPS[self.nbits]
         inverse = torch.where(step > _TINY, 1 / step, 0)
@@ -186,17 +191,23 @@ def _factors(
     centroids: Tensor,
     squares: Tensor,
 ) -> Array:
-    """Return what codes, and products with centroids, are multiplied with, as two bfloat16 in a uint32.
+    """Compute two factors per row, stored as two bfloat16 in a uint32.
 
-    The first makes the product of a code with the residual that of the residual with itself. The second makes
-    up for what the code lacks in the direction of the centroid, which a query has in common with it.
+    A search estimates ``<q, residual>`` as ``a <q, code> + b <q, centroid>``:
+
+    * ``a`` is such that ``<a code, residual>`` equals ``|residual|**2``.
+    * ``b`` corrects the error of ``a code`` along the centroid. Queries that visit a list are close to its
+      centroid, so this part of the error would not average out.
 
     Args:
         residuals: ``(n, width)``.
         codes: ``(n, width)``.
-        square: ``(n,)`` of the residuals.
+        square: ``(n,)``, squared lengths of the residuals.
         centroids: ``(n, width)``.
-        squares: ``(n,)`` of the centroids.
+        squares: ``(n,)``, squared lengths of the centroids.
+
+    Returns:
+        ``(n,)`` uint32: ``a`` in the upper 16 bits, ``b`` in the lower.
     """
     products = (residuals * codes).sum(1)
     factor = torch.where(products > _TINY, square / products, 0).bfloat16()

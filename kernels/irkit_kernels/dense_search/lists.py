@@ -22,12 +22,12 @@ _ROUNDS = 8  # of k-means
 
 
 class Groups(NamedTuple):
-    """Lists in groups.
+    """Groups of lists with near centroids; a search visits groups first, then the lists of the best groups.
 
     Attributes:
-        members: The numbers of the lists of each group, rising.
+        members: For each group, the ascending numbers of its lists.
         centroids: ``(groups, dim)`` float32.
-        biases: ``(groups,)`` float32, as those of lists.
+        biases: ``(groups,)`` float32, see `list_biases`.
     """
 
     members: list[Array]
@@ -36,7 +36,10 @@ class Groups(NamedTuple):
 
 
 def list_biases(centroids: Array, euclidean: bool, margins: Array | None) -> Array:
-    """Return what is added to the products of queries with centroids, if queries are of length 1."""
+    """Return ``(lists,)`` float32: what a search adds to the product of each centroid with a unit query.
+
+    The sum ranks the lists.
+    """
     if margins is not None and not euclidean:
         return margins.astype(np.float32)
     squares = np.square(centroids, dtype=np.float32).sum(1)

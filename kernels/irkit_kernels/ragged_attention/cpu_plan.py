@@ -67,7 +67,7 @@ class Plan:
 
     @property
     def rows(self) -> int:
-        """Queries per full tile: with two vectors of keys their sums take half of the registers."""
+        """Queries per full tile; their sums with two vectors of keys take half of the vector registers."""
         return 8 if self.lanes == 16 else 4
 
 
