@@ -7,16 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_index_contract import (
-    BACKENDS,
-    SMALL,
-    Backend,
-    check_hits,
-    expected,
-    margin,
-    truth_of,
-    whole_numbers,
-)
+from test_index_contract import BACKENDS, SMALL, Backend, check_search, whole_numbers
 
 from irkit.core.representation import Representation
 from irkit.data import Document
@@ -62,26 +53,14 @@ def test_search_follows_the_definition(backend: Backend, shards: int, seed: int,
     n, k, path = int(rng.integers(20, 61)), int(rng.integers(1, 70)), tmp_path / "index"
     data, queries = whole_numbers(backend, n, rng), whole_numbers(backend, 3, rng)
     begin(path, backend, shards)
-    index, keep, atol = opened(path), np.ones(n, bool), margin(backend, queries, data)
+    index, keep = opened(path), np.ones(n, bool)
     add(index, data[: n // 2], 0)
     index.finish()
     add(index, data[n // 2 :], n // 2)
     for step in range(5):
         live = np.flatnonzero(keep) if step == 4 else np.arange(n)  # resharded: without removed rows
-        truth = truth_of(backend, index, queries, data[live])
-        left = keep[live]
         allowed = [None, np.zeros(len(live), bool), rng.random(len(live)) < 0.3][step % 3]
-        wanted = left if allowed is None else left & allowed
-        hits = index.search(queries, k, allowed)
-        rows, scores = expected(truth, k, wanted)
-        if backend.exact:
-            np.testing.assert_array_equal(hits.rows, rows)
-            np.testing.assert_array_equal(hits.scores, scores)
-        else:
-            check_hits(hits, truth, wanted, k, atol)
-        given = np.where(rng.random(rows.shape) < 0.2, -1, rng.integers(0, len(live), rows.shape))
-        exact = np.where(given < 0, -np.inf, np.take_along_axis(truth, given.clip(0), 1))
-        np.testing.assert_allclose(index.rescore(queries, given), exact, 0, atol)
+        check_search(backend, index, queries, data[live], keep[live], allowed, k, rng)
         if step == 3:
             reshard(path, 3)
             index = opened(path)

@@ -5,8 +5,9 @@ same files. A search asks one replica of every actor at once, and merges what th
 and texts are read, by the process that searches. So it and the actors need the same directory under the same
 path.
 
-Questions and answers are bytes that are pickled here. Ray would pickle each argument by itself, and a tensor
-as a file of torch, which takes milliseconds. Unpickling them trusts the actors of this cluster as Ray does.
+Questions and answers are pickled here and sent as bytes: Ray would pickle each argument by itself, and a
+tensor as a file of torch, which takes milliseconds. Every process of the cluster must be trusted, as Ray
+itself requires.
 """
 
 from __future__ import annotations

@@ -28,11 +28,11 @@ def parse_engine(engine: str) -> str | None:
 def start_ray(address: str | None = None) -> Any:
     """Return the module ``ray``, connected to a cluster or to a Ray that listens on this machine only.
 
-    A connection that this process has already is kept.
+    If this process is already connected, the connection is kept.
 
     Args:
         address: As for ``ray.init``: ``"ray://host:10001"`` for a client of a cluster, ``"host:6379"`` or
-            ``"auto"`` on a machine of the cluster. None starts Ray here.
+            ``"auto"`` on a machine of the cluster. None starts Ray on this machine.
 
     Raises:
         MissingDependencyError: Ray is not installed.
@@ -48,7 +48,7 @@ def start_ray(address: str | None = None) -> Any:
 
 @contextlib.contextmanager
 def _own_handler() -> Iterator[None]:
-    """Keep what this process does at SIGTERM: Ray's handler ends it with code 15, after a clean end, too."""
+    """Restore the SIGTERM handler of this process: Ray installs one that exits with code 15 in any case."""
     handler = signal.getsignal(signal.SIGTERM)
     try:
         yield
@@ -59,7 +59,7 @@ def _own_handler() -> Iterator[None]:
 
 def _connect(ray: Any, address: str | None) -> None:
     if address is not None:
-        if address.startswith("ray://"):  # a client of Ray 2.60 sends the token only if this is called before
+        if address.startswith("ray://"):  # a client of Ray 2.60 sends its token only after this call
             tokens: Any = require("ray._private.authentication.authentication_token_setup", "ray", "A client")
             tokens.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
         try:
@@ -70,12 +70,12 @@ def _connect(ray: Any, address: str | None) -> None:
                 "there (ray start --head --ray-client-server-port PORT), and its token in ~/.ray/auth_token"
             ) from error
         return
-    # unless clusters are disabled, Ray takes the address of this machine in a network for 127.0.0.1, and
-    # listens on all addresses
+    # with clusters enabled, Ray replaces 127.0.0.1 by the network address of this machine, and listens on
+    # all addresses
     constants: Any = require("ray._private.ray_constants", "ray", "The engine ray")
     enabled, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False
     try:
-        # "local", because without an address Ray looks for a cluster that somebody has started here
+        # "local" starts a new Ray; without an address, Ray joins any cluster already running on this machine
         ray.init(address="local", _node_ip_address="127.0.0.1", include_dashboard=False, log_to_driver=False)
     finally:
         constants.ENABLE_RAY_CLUSTER = enabled

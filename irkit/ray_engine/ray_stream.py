@@ -1,9 +1,9 @@
-"""Work on a long sequence by actors of Ray, streamed: the results come in order, whatever dies meanwhile.
+"""Stream a long sequence through actors of Ray: results come in order, even if processes or nodes die.
 
-Ray Data does the work. A task reads items, actors with a state of their own (such as a model) work on them,
-and the results come back one by one. Ray Data lets the reader wait while the actors are busy, and the actors
-while nobody takes their results. Items and results are pickled; unpickling them trusts the actors of this
-cluster as Ray does.
+Ray Data does the work. A task reads items, actors with a state of their own (such as a model) process them,
+and the results come back one by one. Ray Data pauses the reader while the actors are busy, and the actors
+while their results are not consumed. Items and results are pickled, so every process of the cluster must be
+trusted, as Ray itself requires.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ def stream(
 ) -> Iterator[Any]:
     """Yield the result for every item, in the order of the items.
 
-    If a process or a node dies, Ray repeats what it did. Where Ray cannot do that, this function starts
-    again after the last result that it has yielded.
+    If a process or a node dies, Ray repeats its work. Where Ray cannot do that, this function starts again
+    after the last result that it yielded.
 
     Args:
         ray: The module, connected; see `irkit.ray_engine.ray_start.start_ray`.
         read: Called in a process of its own with a number n; yields the items after the first n.
-        begin: Called once in each actor; returns what makes a result of an item. Items and results are
-            pickled. There is an actor for every CPU, or GPU, of the cluster, unless they are not needed.
+        begin: Called once in each actor; returns a function from an item to its result. There is at most
+            one actor for every CPU, or GPU, of the cluster.
         gpu: Give each actor a GPU instead of a CPU.
 
     Raises:
-        IrkitError: Ray fails again and again. Errors that ``read`` or the actors raise are raised as they
-            are.
+        IrkitError: Ray failed several times in a row. Errors of ``read`` and of the actors are raised
+            unchanged.
     """
     if ray.util.client.ray.is_connected():
         yield from _taken_by_client(ray, read, begin, gpu)
