@@ -367,6 +367,7 @@ def head(token: str, folder: str) -> Iterator[str]:
     words += ["--min-worker-port", "0", "--max-worker-port", "0", "--num-cpus", "2", "--disable-usage-stats"]
     words += ["--include-dashboard=false", "--temp-dir", folder]
     secret = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+    secret["RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S"] = "300"  # by default 30, too few on a busy machine
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", *words]
     options: Any = {"env": os.environ | secret, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     process = subprocess.Popen(command, **options)

@@ -56,9 +56,13 @@ KINDS: dict[str, tuple[str, Any]] = {
     "tokens-int8": ("tokens", {"kind": "flat", "dtype": "int8"}),
     "plaid": ("tokens", {"kind": "plaid", "centroids": 16, "device": "cpu"}),
     "muvera": ("tokens", {"kind": "muvera", "repetitions": 4, "bits": 2, "candidates": 300}),
+    "muvera-lists": (
+        "tokens",
+        {"kind": "muvera", "repetitions": 4, "bits": 2, "candidates": 20, "probes": 64},
+    ),
 }
 ROUNDED = ("flat-int8", "tokens-int8", "dense-codes")
-APPROXIMATE = ("hnsw", "plaid")
+APPROXIMATE = ("hnsw", "plaid", "muvera-lists")
 
 
 @pytest.fixture(autouse=True)
@@ -182,7 +186,7 @@ def check_kind(kind: str, tmp_path: Path, shards: tuple[int, ...], changes: int,
         assert again.documents[f"last{count}"].text == change_again["text"]
 
 
-@pytest.mark.parametrize("kind", ["bm25", "dense"])
+@pytest.mark.parametrize("kind", ["bm25", "dense", "muvera-lists"])
 def test_shards_equal_one_index(kind: str, tmp_path: Path) -> None:
     check_kind(kind, tmp_path, (3,), 2)
 

@@ -247,10 +247,19 @@ class CodedLists(StoredRows):
 
     # ---- building ----
 
-    def _train(self, values: Callable[[Array], Array]) -> bool:
-        """Store the centroids of a sample; return False if float32 cannot compute with its rows."""
+    def _list_count(self, n: int) -> int:
+        """Return the number of lists of ``n`` rows."""
+        return min(self.config.lists or round(4 * math.sqrt(n)), max(1, n // self._list_rows()))
+
+    def _train(self, values: Callable[[Array], Array], lists: int | None = None) -> bool:
+        """Store the centroids of a sample; return False if float32 cannot compute with its rows.
+
+        Args:
+            values: Returns the vectors of rows.
+            lists: Number of centroids, by default that of all rows.
+        """
         store, n = self.store, len(self)
-        lists = min(self.config.lists or round(4 * math.sqrt(n)), max(1, n // self._list_rows()))
+        lists = lists or self._list_count(n)
         rows = sample_positions(n, self._sample_size(lists), self.config.seed)
         sample = np.empty((len(rows), self._width(self.dim)), np.float32)
         for at, stop in self._row_blocks(0, len(rows)):
