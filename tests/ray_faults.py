@@ -1,7 +1,8 @@
 """Kill builders, nodes and the driver of builds on Ray at random moments: ``python tests/ray_faults.py 20``.
 
 ``python tests/ray_faults.py 20 plaid`` builds another kind of `KINDS`, and ``python tests/ray_faults.py 20
-search`` kills the actors of a search instead: every answer must be that of one process.
+search`` kills the actors of a search, and nodes, instead: every answer must be that of one process.
+``python tests/ray_faults.py 20 plaid node builder`` names the victims.
 
 A cluster of three nodes runs on this machine: one with the driver, and two with a CPU each for the actors. A
 build goes on under kills; when the driver dies, the same command is given again. Every finished build must
@@ -21,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ KINDS: dict[str, tuple[str, Any]] = {
     "bm25": ("bm25", None),
     "codes": ("vectors", {"kind": "dense", "keep": "none"}),
     "plaid": ("vectors", {"kind": "plaid", "centroids": 64, "device": "cpu"}),
+    "muvera": ("vectors", {"kind": "muvera", "repetitions": 4, "bits": 2}),
 }
 """Model and index of each kind that is built."""
 CODED = Limits(dense_scan=500, dense_points=8, plaid_uncompressed=500)  # so that few documents have codes
@@ -139,7 +141,14 @@ def cluster() -> Iterator[Nodes]:
         nodes.cluster.shutdown()
 
 
-def run(kills: int, folder: Path, documents: int = 20_000, seed: int = 0, kind: str = "bm25") -> Counter[str]:
+def run(
+    kills: int,
+    folder: Path,
+    documents: int = 20_000,
+    seed: int = 0,
+    kind: str = "bm25",
+    victims: Sequence[str] = VICTIMS,
+) -> Counter[str]:
     """Build under so many kills; return how often each victim died, and the number of builds.
 
     Raises:
@@ -154,19 +163,19 @@ def run(kills: int, folder: Path, documents: int = 20_000, seed: int = 0, kind: 
         whole.close()
     expected = files(folder / "whole")
     with cluster() as nodes:
-        while sum(counts[victim] for victim in set(VICTIMS)) < kills:
+        while sum(counts[victim] for victim in set(victims)) < kills:
             out = folder / f"build{counts['builds']}"
             command = [sys.executable, __file__, "build", nodes.address, str(corpus), str(out), kind]
             driver = _start(command, folder)
             end = time.monotonic() + LONGEST
             while True:
                 assert time.monotonic() < end, f"{out} was not built in {LONGEST} s: {dict(counts)}"
-                done = sum(counts[victim] for victim in set(VICTIMS)) >= kills
+                done = sum(counts[victim] for victim in set(victims)) >= kills
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     driver.wait(LONGEST if done else numbers.uniform(*WAIT))
                     assert driver.returncode == 0, (folder / "errors").read_text()[-3000:]
                     break
-                victim, builders = numbers.choice(VICTIMS), processes("ray::ShardBuilder")
+                victim, builders = numbers.choice(victims), processes("ray::ShardBuilder")
                 if not builders:  # nothing is being built yet
                     continue
                 if victim == "builder":
@@ -192,14 +201,21 @@ def _start(command: list[str], folder: Path) -> subprocess.Popen[bytes]:
         return subprocess.Popen(command, stderr=errors)
 
 
-def search(kills: int, folder: Path, documents: int = 2000, seed: int = 0) -> Counter[str]:
-    """Search while actors are killed; return the number of kills and of searches.
+def search(
+    kills: int,
+    folder: Path,
+    documents: int = 2000,
+    seed: int = 0,
+    victims: Sequence[str] = ("searcher", "searcher", "node"),
+) -> Counter[str]:
+    """Search while actors and nodes are killed; return how often each victim died, and the searches.
 
     Raises:
         AssertionError: An answer is not that of one process.
     """
+    import ray
+
     from irkit.ray_engine import ShardedRetriever
-    from irkit.ray_engine.ray_start import start_ray
 
     numbers, counts, out = random.Random(seed), Counter[str](), folder / "searched"
     write_corpus(folder / "corpus.jsonl", documents, seed)
@@ -207,21 +223,29 @@ def search(kills: int, folder: Path, documents: int = 2000, seed: int = 0) -> Co
     queries = [f"word{numbers.randrange(100)} word{numbers.randrange(100)}" for _ in range(20)]
     with Retriever.load(out) as one:
         expected = [one.search(query) for query in queries]
-    ray = start_ray()
-    try:
-        with ShardedRetriever.load(out, replicas=2, timeout=120) as many:
-            while counts["searcher"] < kills:
-                end = time.monotonic() + numbers.uniform(*WAIT) / 4
-                while time.monotonic() < end:
-                    at = counts["searches"] % len(queries)
-                    assert many.search(queries[at]) == expected[at]
-                    assert many.missing == ()
-                    counts["searches"] += 1
-                with contextlib.suppress(ProcessLookupError, IndexError):
-                    os.kill(numbers.choice(processes("ray::ShardSearcher")), signal.SIGKILL)
-                    counts["searcher"] += 1
-    finally:
-        ray.shutdown()
+    with cluster() as nodes:
+        ray.init(address=nodes.address, _node_ip_address="127.0.0.1", log_to_driver=False)
+        try:
+            with ShardedRetriever.load(out, replicas=2, timeout=120) as many:
+                while sum(counts[victim] for victim in set(victims)) < kills:
+                    end = time.monotonic() + numbers.uniform(*WAIT) / 4
+                    while time.monotonic() < end:
+                        at = counts["searches"] % len(queries)
+                        assert many.search(queries[at]) == expected[at]
+                        assert many.missing == ()
+                        counts["searches"] += 1
+                    victim = numbers.choice(victims)
+                    if victim == "node":
+                        nodes.kill(numbers.randrange(2))
+                    else:
+                        with contextlib.suppress(ProcessLookupError, IndexError):
+                            os.kill(numbers.choice(processes("ray::ShardSearcher")), signal.SIGKILL)
+                    counts[victim] += 1
+                    say(f"killed {victim}: {dict(counts)}")
+                for query, wanted in zip(queries, expected, strict=True):
+                    assert many.search(query) == wanted
+        finally:
+            ray.shutdown()
     return counts
 
 
@@ -229,11 +253,12 @@ if __name__ == "__main__":
     if sys.argv[1] == "build":
         build(*sys.argv[2:])
     else:
-        count, kind = int(sys.argv[1]), (sys.argv[2:] or ["bm25"])[0]
+        count, kind, *names = int(sys.argv[1]), *(sys.argv[2:] or ["bm25"])
+        chosen = {"victims": names} if names else {}
         with tempfile.TemporaryDirectory() as temporary:
             done = (
-                search(count, Path(temporary))
+                search(count, Path(temporary), **chosen)
                 if kind == "search"
-                else run(count, Path(temporary), 5000 if kind != "bm25" else 20_000, kind=kind)
+                else run(count, Path(temporary), 5000 if kind != "bm25" else 20_000, kind=kind, **chosen)
             )
             say(str(dict(done)))

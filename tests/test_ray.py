@@ -402,6 +402,9 @@ def test_builds_survive_kills(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_searches_survive_kills(ray: Any, tmp_path: Path) -> None:
-    assert ray_faults.search(3, tmp_path)["searches"] > 3
+def test_searches_survive_kills() -> None:
+    pytest.importorskip("ray", reason="needs: pip install 'irkit[ray]'")
+    # in a process of its own, as this one may be connected to a Ray
+    command = [sys.executable, "-W", "ignore", ray_faults.__file__, "3", "search", "searcher", "node"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr

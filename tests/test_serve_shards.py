@@ -1,0 +1,112 @@
+"""A server answers over shards, mapped or searched by actors of Ray, what it answers over one index."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi", reason="needs: pip install 'irkit[serve]'")
+
+from fastapi.testclient import TestClient
+
+from irkit.serve.access import read_keys
+from irkit.serve.app import create_app
+from irkit.serve.catalogue import Catalogue
+from irkit.serve.serve_config import ServeConfig
+from irkit.shards import reshard
+
+Ask = Callable[..., Any]
+KEY = {"authorization": "Bearer correct-horse"}
+INDEXES, MODELS = ("words", "notes", "colbert"), ("cross",)
+DOCUMENTS = "/indexes/{}/documents"
+
+
+def split(answer: Any, path: str = "") -> tuple[dict[str, Any], dict[str, float]]:
+    """Return the values in an answer by place: those that are equal, and floating-point numbers."""
+    values, numbers = dict[str, Any](), dict[str, float]()
+    items = answer.items() if isinstance(answer, dict) else enumerate(answer)
+    for key, value in items:
+        if isinstance(value, dict | list):
+            for all_of, some in zip((values, numbers), split(value, f"{path}/{key}"), strict=True):
+                all_of |= some
+        else:
+            (numbers if isinstance(value, float) else values)[f"{path}/{key}"] = value
+    numbers.pop("/seconds", None)
+    return values, numbers
+
+
+@pytest.fixture(params=[None, pytest.param("ray", marks=pytest.mark.slow)], ids=["mapped", "ray"])
+def ask(request: pytest.FixtureRequest, served: Any, tmp_path: Path) -> Iterator[Ask]:
+    """Send a request to a server of single indexes and to one of shards; give the answer that both give."""
+    engine = request.param
+    if engine:
+        pytest.importorskip("ray", reason="needs: pip install 'irkit[ray]'")
+    for name in INDEXES:
+        for kind in ("one", "many"):
+            shutil.copytree(served.root / name, tmp_path / kind / name)
+        reshard(tmp_path / "many" / name, 3)
+    models, keys = [str(served.root / name) for name in MODELS], read_keys(served.root / "keys")
+    with ExitStack() as stack:
+        clients = []
+        for kind, options in (("one", {}), ("many", {"engine": engine} if engine else {})):
+            paths = (*models, *(str(tmp_path / kind / name) for name in INDEXES))
+            catalogue = Catalogue(ServeConfig(paths=paths, keys=keys, **options))
+            clients.append(stack.enter_context(TestClient(create_app(catalogue))))
+
+        def send(path: str, body: Any = None, method: str | None = None, status: int = 200) -> Any:
+            method = method or ("GET" if body is None else "POST")
+            one, many = (client.request(method, path, json=body, headers=KEY) for client in clients)
+            assert (one.status_code, many.status_code) == (status, status), (one.text, many.text)
+            if status < 400:  # an error names the directory
+                (values, numbers), (other_values, other_numbers) = split(one.json()), split(many.json())
+                assert other_values == values
+                # explanations encode again, and sums of a model are rounded as its batch has it
+                assert other_numbers == pytest.approx(numbers, rel=1e-5, abs=1e-6)
+            return one.json()
+
+        yield send
+    if engine:
+        import ray
+
+        ray.shutdown()
+
+
+def check_searches(ask: Ask) -> None:
+    """Compare searches of every kind."""
+    queries = ["search index", "neural tokens"]
+    for name in INDEXES:
+        for options in (
+            {"k": 3, "offset": 1, "filter": {"year": {">=": 1}}},
+            {"k": 4, "group_by": "year", "facets": ["year"]},
+            {"k": 5, "explain": True, "highlights": True, "snippet": True},
+            {"k": 5, "fuse": {"indexes": [other for other in INDEXES if other != name][:1]}},
+            {"k": 12, "rerank": {"by": "cross"}, "fields": ["id"]},
+            {"k": 12, "rerank": {"by": "colbert"}},
+        ):
+            results = ask(f"/indexes/{name}/search", {"queries": queries, **options})["results"]
+            assert all(result["hits"] for result in results)
+        body = {"query": "neural", "id": "d3"}
+        assert ask(f"/indexes/{name}/explain", body)["id"] == "d3"
+        ask(f"/indexes/{name}/explain", {"query": "neural", "document": {"id": "x", "text": "neural model"}})
+        ask(f"/indexes/{name}/rerank", {"queries": ["neural"], "ids": [["d1", "d2", "d3"]]})
+        ask(f"/indexes/{name}/facets", {"keys": ["year"], "filter": {"year": [0, 1]}})
+
+
+def test_shards_are_served_as_one_index(ask: Ask) -> None:
+    check_searches(ask)
+    for name in INDEXES:
+        path, new = DOCUMENTS.format(name), {"id": "new/1", "text": "zebra search", "metadata": {"year": 9}}
+        ask(path, {"documents": [new, {"id": "new/2", "text": "neural"}]}, status=201)
+        ask(path, {"documents": [new]}, status=409)
+        ask(path, {"documents": [new | {"text": "lion index"}]}, "PUT")
+        assert ask(f"{path}?id=new/1")["documents"][0]["text"] == "lion index"
+        ask(path, {"documents": [{"id": "none"}]}, "PUT", 404)
+        ask(path, {"ids": ["new/2", "d5"]}, "DELETE")
+        ask(path, {"ids": ["d5"]}, "DELETE", 404)
+        ask(f"{path}?id=d5", status=404)
+    check_searches(ask)
