@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import tempfile
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
