@@ -61,9 +61,9 @@ def index(
         metadata_columns: Columns or keys to keep as metadata, such as year,lang; default: all others.
         dtype: auto (default), float32, bfloat16 or int8.
         device: cpu, cuda, cuda:1, ...; default: a GPU, if any. cuda:0,cuda:1 share the work.
-        shards: Divide the documents among so many directories inside --out, which are searched as one.
-        windows: Encode documents of any length, in windows of so many tokens; --set windows.stride=128 makes
-            them overlap, --set windows.pool=mean (or first) takes another score than that of the best.
+        shards: Number of directories inside --out to divide the documents among; searched as one index.
+        windows: Encode long documents in windows of this many tokens. --set windows.stride=128 makes windows
+            overlap; --set windows.pool=mean (or first) scores a document by that instead of its best window.
         engine: Build the shards by actors of Ray: ray on this machine, or ray://HOST:PORT.
         overwrite: Replace an existing index, once the new one is complete.
         dry_run: Check everything, build nothing.
@@ -160,8 +160,8 @@ def _build_on_ray(address: str | None) -> Callable[..., Retriever]:
 def reshard(directory: Directory, *, shards: Annotated[int, typer.Option(min=1)]) -> None:
     """Divide an index among another number of directories, without encoding again.
 
-    The index stays in use meanwhile. Removed documents are left out. After an interruption, the same command
-    goes on.
+    Searches can use the index meanwhile. Removed documents are left out. After an interruption, the same
+    command resumes.
 
     Args:
         shards: Number of directories.
@@ -177,10 +177,10 @@ def reshard(directory: Directory, *, shards: Annotated[int, typer.Option(min=1)]
 
 
 def compact(directory: Directory) -> None:
-    """Write an index anew without its removed documents.
+    """Rewrite an index without its removed documents.
 
-    The index stays in use meanwhile, also by a server; it needs free space of its size. Nothing is encoded
-    again. After an interruption, the same command goes on, unless the index was changed.
+    Searches and a server can use the index meanwhile. The disk needs as much free space as the index has.
+    Nothing is encoded again. After an interruption, the same command resumes, unless the index was changed.
 
     Examples:
         irkit compact words-index

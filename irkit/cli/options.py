@@ -30,7 +30,7 @@ _SHARED = {  # help of parameters that several verbs have
     "id_column": "Column or key of the id; default: a usual name (id, ...), or the number of the row.",
     "text_column": "Column or key of the text. May be repeated; the texts are joined by spaces.",
     "title_column": "Column or key of the title; default: title.",
-    "offset": "Skip so many results of each query.",
+    "offset": "Number of best results of each query to skip.",
     "threshold": "Show only results with this score or a higher one.",
     "group_by": "Key of metadata: show at most --per-group results of each of its values.",
     "per_group": "Results of each value; default: 1.",

@@ -18,13 +18,13 @@ def plan(
 ) -> None:
     """Predict machines, memory, bytes, build time and query time of an index.
 
-    The numbers are for machines like that of the measurements, which standard error names. Texts are not
-    encoded: the vectors are there already.
+    The numbers hold for machines like the measured one, which is described on standard error. The time to
+    encode texts is not included.
 
     Args:
         documents: Number of documents, such as 100M.
         choice: bm25, inverted, flat, dense or plaid.
-        latency: Longest time of a query on its own, such as 50ms; default: any.
+        latency: Maximum time of a query while no other query runs, such as 50ms; default: any.
         memory: Memory of a machine, which holds its part of the index.
 
     Examples:

@@ -128,7 +128,7 @@ def study(
         jobs: Number of runs at a time; default: one per GPU.
         override: Set a key of the recipe, for all variants. May be repeated.
         dry_run: Check the recipes and list the runs.
-        report: Write the report of this directory anew, and stop.
+        report: Rewrite the report of this directory, and stop.
         baseline: With --report, test all variants against this one.
 
     Examples:

@@ -25,15 +25,15 @@ def serve(
     """Serve indexes and models over HTTP, with a page to search at /.
 
     The routes are those of text-embeddings-inference, OpenAI, Cohere and irkit itself, see docs/serve.md.
-    SIGTERM and Ctrl-C end the server after the requests in work. SIGHUP reads the keys and the indexes
+    SIGTERM and Ctrl-C end the server after the running requests. SIGHUP reads the keys and the indexes
     again. The log goes to standard error.
 
     Args:
         paths: Directories of indexes, and directories or hub names of models. NAME=PATH gives a name. Exports
             are qdrant:PLACE and lancedb:PLACE, with #DIR for the index of their terms.
-        host: Address to listen at; other machines reach 0.0.0.0.
-        port: Port to listen at; 0 is any free one.
-        workers: Processes.
+        host: Address to listen on; 0.0.0.0 accepts connections from other machines.
+        port: Port to listen on; 0 chooses a free one.
+        workers: Number of processes.
         keys: File of API keys, with lines `read KEY` and `write KEY`; default: $IRKIT_SERVE_KEYS. Without a
             write key the documents cannot be changed.
         override: Set a limit, such as seconds=10 or body_bytes=1000000. May be repeated.

@@ -222,7 +222,7 @@ def label(
 ) -> None:
     """Add scores of a teacher to examples.
 
-    They replace existing scores. After an interruption, the same command resumes.
+    The new scores replace existing ones. After an interruption, the same command resumes.
 
     Args:
         train: Examples in any format that irkit train reads.

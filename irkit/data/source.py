@@ -1,4 +1,4 @@
-"""The `Source`, a collection that is read anew at each iteration, and how its records become items."""
+"""The `Source`, a collection that each iteration reads again, and how its records become items."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def name_fields(
 
 
 class Source(Generic[T]):
-    """Documents or queries that are read anew at each iteration, and never held in memory together.
+    """Documents or queries that each iteration reads again, and that are never all in memory.
 
     Args:
         name: Name of the source, for messages.

@@ -43,7 +43,7 @@ def load_transformers(kind: str, directory: str | Path, dtype: torch.dtype) -> A
             str(directory),
             dtype=dtype,
             local_files_only=True,
-            trust_remote_code=False,  # or it asks on the terminal whether it may run what is there
+            trust_remote_code=False,  # or transformers asks on the terminal to run code of the model
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # they are told below, by name
         )

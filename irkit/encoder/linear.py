@@ -51,7 +51,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activatio
 def pack_(layer: nn.Module) -> None:
     """Lay out the weight of a plain layer for oneDNN, in place: for inference on a CPU only.
 
-    Otherwise every call lays the weight out anew, which takes nearly as long as the product with ten tokens.
+    Otherwise every call lays the weight out again, which takes nearly as long as the product with ten tokens.
     Another layer, and one that oneDNN does not take, stays as it is.
     """
     if not is_plain(layer) or layer.weight.is_mkldnn:

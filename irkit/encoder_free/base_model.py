@@ -191,7 +191,7 @@ def sparse_rows(rows: Sequence[Sequence[int]], weights: Iterable[float] | None, 
 
 
 def renumbered(rows: Sparse, numbers: Array, dim: int) -> Sparse:
-    """Replace term ``t`` of sparse rows by ``numbers[t]``, of ``dim`` terms; terms are sorted anew."""
+    """Replace term ``t`` of sparse rows by ``numbers[t]``, of ``dim`` terms, and sort each row again."""
     owners = np.repeat(np.arange(len(rows)) * dim, rows.terms.lengths.numpy())
     keys = owners + numbers[rows.terms.values.numpy()]
     order = np.argsort(keys, kind="stable")

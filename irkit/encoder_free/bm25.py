@@ -33,7 +33,7 @@ class BM25(EncoderFreeModel):
     lengths instead of Lucene's rounded ones.
 
     N and df are always exact, after additions and removals too. The mean length is computed by the build. It
-    is computed anew by compaction, and by an addition that changes it by more than 1 %.
+    is computed again by compaction, and by an addition that changes it by more than 1 %.
 
     Examples:
         >>> from irkit import Retriever

@@ -49,7 +49,7 @@ from irkit.index.stored_rows import StoredRows
 from irkit.index.topk import Hits
 
 _POINTS = 32  # rows sampled per centroid
-_GROWTH = 4  # times as many rows as were trained on: train anew
+_GROWTH = 4  # train again at this many times the rows of the last training
 _LARGEST = 1e30  # square of a row's length that float32 can compute with
 _UNIT = 1e-2  # rows whose squared lengths differ from 1 by less count as normalised
 _QUERIES = 512  # searched at once
@@ -99,7 +99,7 @@ class CodedLists(StoredRows):
     def copy(self, source: Index, rows: Array) -> None:
         """Add documents ``rows (n,)``, ascending, of an index of the same kind, exactly as stored.
 
-        Their codes are copied, too, so nothing is trained or coded anew.
+        Their codes are copied, too, so nothing is trained or coded again.
         """
         assert isinstance(source, CodedLists)
         with self.store.update():
@@ -154,11 +154,11 @@ class CodedLists(StoredRows):
         return {}
 
     def _list_rows(self) -> int:
-        """Return how many rows a list has on average, at least."""
+        """Return the smallest mean number of rows per list."""
         return self.store.limits.dense_points
 
     def _sample_size(self, lists: int) -> int:
-        """Return the number of rows that so many centroids are trained on."""
+        """Return the number of rows to train the centroids of ``lists`` lists on."""
         return _POINTS * lists
 
     # ---- rows as they are stored ----

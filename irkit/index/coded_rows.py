@@ -16,7 +16,7 @@ from irkit.index.store import Store
 Codes: TypeAlias = dict[str, Array]
 Blocks: TypeAlias = Sequence[tuple[int, int]]
 
-_GROWTH = 4  # segments that are so many times as large as what follows them stay as they are
+_GROWTH = 4  # a segment this many times as large as all that follows it is not merged
 
 
 class CodedRows:

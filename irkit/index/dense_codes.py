@@ -42,12 +42,12 @@ class DenseCodes(DenseLists):
                 self.store.append("values.bin", np.empty((0, self.dim), np.float32))
 
     def stored_arrays(self, rows: Array | slice) -> dict[str, Array]:
-        """Return the vectors that wait, of ``rows``."""
+        """Return the vectors of those of ``rows`` that are not in lists yet."""
         chosen = np.arange(len(self))[rows]
         return {"values": self.store.read("values.bin")[chosen[chosen >= self._covered] - self._covered]}
 
     def _list_rows(self) -> int:
-        """Return so many rows that the int8 centroid of a list takes at most 3 bytes of each."""
+        """Return rows per list, enough for the int8 centroid of a list to take at most 3 bytes per row."""
         return max(128, self.dim // 3)
 
     def _represent(self, rows: Array) -> Representation:

@@ -44,7 +44,7 @@ def find_hashes(store: Store, keys: Array) -> tuple[Array, Array]:
 
 
 def sort_hashes(store: Store) -> None:
-    """Write the table anew if it lacks many rows, inside ``store.update()``."""
+    """Rewrite the table if it lacks many rows; call this inside ``store.update()``."""
     hashes, covered = store.read(_HASHES), store.rows(_SORTED)
     if len(hashes) - covered <= max(store.limits.unsorted, covered // 8):
         return

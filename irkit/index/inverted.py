@@ -56,7 +56,7 @@ from irkit.index.topk import Hits, TopK
 Queries: TypeAlias = tuple[Array, Array, Array]  # offsets, terms, weights
 
 _LARGEST = {"uint8": 255, "uint16": 65535}  # integers that the largest weight of a row becomes
-_GROWTH = 4  # segments that are so many times as large as what follows them stay as they are
+_GROWTH = 4  # a segment this many times as large as all that follows it is not merged
 _BLOCK = 1 << 14  # rows weighed at once
 _WEIGHTS, _SCALES = "row_weights", "row_scales"  # arrays of a segment over counts
 _FILES = ("lengths.", "terms.", "weights.", "scales.", "segment_")

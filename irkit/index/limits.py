@@ -31,10 +31,11 @@ class Limits:
         scan_gpu_scores: Scores that a scan on a GPU makes at once (64 MB, and their keys 128 MB).
         scan_numbers: Numbers of documents that a scan, or a rescoring, reads or makes at once (32 MB).
         flat_scan: Dense vectors that `flat` scores without a look at their codes.
-        flat_share: It also does if there are fewer than this for each hit, if fewer than one of so many
-            may be a hit, or if codes leave more than one of so many; of four times as many for a batch.
-            Vectors in another dtype than float32 have to be converted, so it is 2 for their hits and codes.
-        bm25_drift: Relative change of the mean length of documents after which BM25 weighs all of them anew.
+        flat_share: `flat` also scores all vectors without codes if there are fewer than ``flat_share``
+            vectors per hit, if a filter allows less than 1 / ``flat_share`` of them, or if the codes leave
+            more than 1 / ``flat_share`` of them (for a batch of queries, a quarter of that). The first and
+            the last rule use 2 instead for vectors in another dtype than float32, which are converted.
+        bm25_drift: Relative change of the mean length of documents that makes BM25 compute all weights again.
         bm25_uncounted: Share of the rows that statistics of BM25 need not include; opening counts them.
         inverted_unlisted: Rows that are not listed on disk; a search lists them in memory.
         inverted_segment: Rows of a segment of lists, at most.

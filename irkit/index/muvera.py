@@ -133,7 +133,7 @@ class Muvera(CodedLists):
         return vectors
 
     def _list_rows(self) -> int:
-        """Return so many rows that the int8 centroid of a list takes at most 20 bytes of each."""
+        """Return rows per list, enough for the int8 centroid of a list to take at most 20 bytes per row."""
         return max(self.store.limits.dense_points, self._width(self.dim) // 20)
 
     def _sample_size(self, lists: int) -> int:

@@ -313,7 +313,7 @@ def _locked(place: Path) -> Iterator[None]:
 
 
 def _remove_others(place: Path, folder: str) -> None:
-    """Remove older copies; whoever has mapped their files goes on reading them."""
+    """Remove older copies; processes that have mapped their files can still read them."""
     for other in place.iterdir():
         if other.is_dir() and other.name not in (folder, "build"):
             shutil.rmtree(other, ignore_errors=True)

@@ -138,7 +138,7 @@ def open_index(store: Store) -> Index:
 
 
 def compact(path: str | Path, *, progress: StageProgress | None = None) -> None:
-    """Write an index anew without its removed rows; it stays in use meanwhile. Rows are renumbered.
+    """Rewrite an index without its removed rows, while readers continue to use it. Rows are renumbered.
 
     A killed compaction resumes after its last chunk, if the index has not been changed since.
 

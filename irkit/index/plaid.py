@@ -14,7 +14,7 @@ An index is built and extended in three steps that are committed one by one:
 2. **Compress.** Each token becomes its nearest centroid and a coded residual, block by block. A build commits
    each block, so that a killed one resumes after the last. The tokens themselves are then dropped, unless
    ``keep_tokens`` is set.
-3. **List.** Each centroid gets the list of the documents that have a token of it. Lists are made anew when
+3. **List.** Each centroid gets the list of the documents that have a token of it. Lists are rebuilt when
    more than a twentieth of the rows has none, and searches score the rows without lists.
 
 `irkit.index.plaid_search` says how it is searched.
@@ -53,7 +53,7 @@ T = TypeVar("T")
 
 _POINTS = 32  # tokens sampled per centroid
 _UNITS = 4096  # tokens sampled to train the codebook, and to see how well centroids fit
-_MISFIT = 1.02  # tokens that fit so many times worse than the first ones are of another kind
+_MISFIT = 1.02  # from this ratio of misfits on, added tokens count as another kind than the first ones
 _WORK = 1 << 30  # bytes of a GPU that building takes beyond its input
 # files of the fields of `Tokens`, then of the means of documents and their factors
 _COMPRESSED = ("codes.bin", "coefficients.bin", "residuals.bin", "means.bin", "scales.bin")
@@ -330,7 +330,7 @@ class Plaid(StoredRows):
         return on_device(self.config.device, "building this index", needed, work)
 
     def _list(self, report: StageProgress) -> None:
-        """List the documents of every centroid anew."""
+        """Rebuild the list of documents of every centroid."""
         store, limits = self.store, self.store.limits
         report("listing", 0, None)
         codes, ends = store.read("codes.bin"), self._ends()[: self.covered]

@@ -28,7 +28,7 @@ _MANY = 256  # strings that are compared with the whole column at once
 
 
 def sort_fields(store: Store, fields: Fields, count: int) -> None:
-    """Sort the columns anew if many entries are not sorted, inside ``store.update()``.
+    """Sort the columns again if many entries are unsorted; call this inside ``store.update()``.
 
     Args:
         store: The store.

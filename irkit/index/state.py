@@ -301,7 +301,7 @@ class StoreReader:
         return self.derived(key, make)
 
     def once(self, name: str, check: Callable[[], object]) -> None:
-        """Call ``check()``, once for the rows of an array, until the files are opened anew."""
+        """Call ``check()`` once for the rows of an array, and again only after the files are reopened."""
         entry = self.state.arrays[name]
         if (key := (entry.file, entry.rows, self.epoch)) not in self._checked:
             check()

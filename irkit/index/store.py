@@ -12,7 +12,7 @@ How a change survives a crash:
   one, and each names files that are complete. What is left of a failed change is removed by the next writer.
 * **A build** commits to a manifest of its own, ``irkit.building.json``, so that the index that it replaces
   stays in use. It records a *key* of what is built. A build with the same key resumes from the last commit;
-  any other key starts anew. To *publish* it, its manifest is renamed to ``irkit.json``.
+  any other key starts over. To *publish* it, its manifest is renamed to ``irkit.json``.
 * **One writer** at a time: it holds the lock of ``irkit.lock``. Readers need no lock. They map files into
   memory, and mapped files stay readable after they are removed or replaced.
 
@@ -119,7 +119,7 @@ class Store(StoreReader):
         Args:
             path: A new or empty directory, or the directory of an index to replace.
             key: JSON value that says what is built, from what, and how. A killed build with the same key is
-                resumed, any other is discarded. None starts anew.
+                resumed, any other is discarded. None starts over.
             overwrite: Replace the index that is there. It stays in use until ``publish``.
 
         Raises:

@@ -40,7 +40,7 @@ class MachinePlan:
         build_memory: Bytes that the build takes on each machine.
         build_hours: Hours of the build, without the encoding of texts; all machines build at the same time.
         query_ms: Milliseconds of a query on its own.
-        is_measured: Whether an index of so many documents was measured; otherwise all numbers are predicted.
+        is_measured: True if an index of this many documents was measured, False if all numbers are predicted.
         checks: How well the small measurements predict the largest one, by cost.
     """
 

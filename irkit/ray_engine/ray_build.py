@@ -35,7 +35,7 @@ from irkit.shards.placement import global_rows, shard_of
 from irkit.shards.sharded_store import VOCABULARY
 from irkit.utils.uris import is_uri
 
-_WAITING = 8  # portions that a shard may be behind
+_WAITING = 8  # unsent portions per shard before the sender waits
 _PATIENCE, _PAUSE = 30.0, 0.5  # seconds until the processes of a killed build have ended
 
 

@@ -81,7 +81,7 @@ def search_several(
         queries: ``n_q`` queries.
         depth: Number of hits.
         fuse: See `Fuse`; None is ``"rrf"``.
-        search: Called with a part, its queries and a number; returns so many of the best documents.
+        search: Called with a part, its queries and a number of hits; returns the best documents of the part.
 
     Returns:
         Rows and scores, ``(n_q, depth)`` each; ties go to the lower row.

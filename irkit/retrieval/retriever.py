@@ -1,4 +1,4 @@
-"""The `Retriever`: a model, an index and its documents, behind one interface."""
+"""The `Retriever`: the interface to a model, an index and its documents."""
 
 from __future__ import annotations
 

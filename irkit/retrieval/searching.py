@@ -40,7 +40,7 @@ class PartialResultWarning(UserWarning):
 class Hit:
     """A result of a search: a document and its score; a higher score is better.
 
-    What a search was told not to return, see `SearchOptions`, is empty.
+    Fields that the search was asked to leave out, see `SearchOptions`, are empty.
 
     Attributes:
         id: Id of the document.
@@ -335,7 +335,7 @@ def _without_zeros(hits: Hits) -> Hits:
     """Drop hits of score 0: a document that shares no term with a query does not answer it."""
     zeros = hits.scores == 0
     hits.rows[zeros], hits.scores[zeros] = -1, -np.inf
-    order = np.argsort(-hits.scores, axis=1, kind="stable")  # move them behind negative scores
+    order = np.argsort(-hits.scores, axis=1, kind="stable")  # they rank after negative scores
     return Hits(np.take_along_axis(hits.rows, order, axis=1), np.take_along_axis(hits.scores, order, axis=1))
 
 

@@ -26,7 +26,7 @@ Array = np.ndarray[Any, Any]
 Key = TypeVar("Key", bound=Hashable)
 
 DEEPER = 4
-"""A grouped search that found too few hits ranks so many times as many documents."""
+"""Factor by which a grouped search that found too few hits increases the number of ranked documents."""
 
 _READ = 1024  # documents whose metadata is read at once
 _FIELDS = ("id", "title", "text", "metadata")

@@ -42,7 +42,7 @@ _HEADERS = {
 
 
 async def _reload(catalogue: Catalogue) -> None:
-    """Reload a catalogue beside the requests in work, and log the outcome."""
+    """Reload a catalogue while requests are answered, and log the outcome."""
     try:
         await asyncio.to_thread(catalogue.reload)
         LOG.info(json.dumps({"event": "reloaded", "indexes": [*catalogue.indexes]}))

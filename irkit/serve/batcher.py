@@ -45,7 +45,7 @@ class Batcher:
         most_waiting: Size of waiting items at which further requests are turned away.
 
     Attributes:
-        waiting: Size of the items that wait, without those in work.
+        waiting: Total size of the waiting items; items of a running batch do not count.
     """
 
     def __init__(self, name: str, run: Run, batch_size: int, most_waiting: int) -> None:

@@ -21,7 +21,7 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     _timer: asyncio.TimerHandle | None = None
     _seen: tuple[Any, int] | None = (None, 0)
-    """The last request and the unsent bytes of its answer at the last look; None if it was in work."""
+    """The last request and the unsent bytes of its answer at the last check; None during an answer."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         """Begin to look at the connection."""

@@ -39,7 +39,7 @@ SHARDS = Counter(
     "Questions to shards on Ray, and what became of them",
     ("name", "outcome"),
 )
-RUNNING = Gauge("irkit_running_requests", "Requests in work", multiprocess_mode="livesum")
+RUNNING = Gauge("irkit_running_requests", "Requests being answered", multiprocess_mode="livesum")
 
 
 def exposition() -> tuple[bytes, str]:

@@ -1,4 +1,4 @@
-"""What a server is told: what to serve, where to listen, how much to take."""
+"""Configuration of a server: what it serves, where it listens, and its limits."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class ServeLimits(Config):
 
     Attributes:
         body_bytes: Bytes of a request.
-        bodies_bytes: Bytes of all requests that arrive or are in work; those of up to 64 KiB do not count.
+        bodies_bytes: Bytes of all requests that arrive or are being answered, without those of up to 64 KiB.
         texts: Texts, queries or documents of a request.
         tokens: Tokens of all texts of a request.
         k: Hits of a query, skipped ones included.
         stream_k: Hits of a query in a stream.
-        requests: Requests in work at the same time.
+        requests: Maximum number of requests that are answered at a time.
         waiting_tokens: Tokens that wait for a model; further requests are turned away.
         waiting_queries: Queries that wait for an index.
         waiting_writes: Changes that wait for an index.
@@ -31,7 +31,7 @@ class ServeLimits(Config):
             changes wait. A larger one is compacted when no change has come for half a minute.
         seconds: Time until a request is given up.
         body_seconds: Time until the whole body of a request has arrived.
-        shutdown_seconds: Time that requests in work have to end after SIGTERM.
+        shutdown_seconds: Seconds that running requests have to finish after SIGTERM.
     """
 
     body_bytes: PositiveInt = 32 << 20

@@ -77,10 +77,10 @@ class ServedIndex:
         return self._retriever
 
     def reload(self) -> None:
-        """Open the directory again; searches in work end with what they began with.
+        """Open the directory again; running searches finish on the index that they began with.
 
         Raises:
-            StorageError: It cannot be opened; the index stays as it was.
+            StorageError: The directory cannot be opened; the old index stays in use.
         """
         stamp, old = self._stamp(), self._retriever
         self._retriever, self._seen = self._load(self.path), stamp
@@ -154,7 +154,7 @@ class ServedIndex:
 
     def _search(self, key: Hashable, jobs: list[Job]) -> list[list[Any]]:
         retriever = self.retriever()
-        for old in self._replaced:  # no search is in work
+        for old in self._replaced:  # no search is running
             old.index.close()
         self._replaced.clear()
         with retriever.store.snapshot():

@@ -1,6 +1,6 @@
 """Start the processes of a server; after SIGTERM they finish what they began, and exit with 0.
 
-After SIGHUP a server goes on with the keys and the indexes as they are now: one process reads them anew, and
+After SIGHUP a server continues with the current keys and indexes: one process reads them again, and
 several are replaced one by one.
 """
 

@@ -28,7 +28,7 @@ CODED = frozenset(_ARRAYS)
 
 
 def waiting(index: Any) -> bool:
-    """Return whether so many rows of a `ShardedIndex` have no codes that one index would code them."""
+    """Return whether the rows without codes are so many that an unsharded index would code them now."""
     parts: list[Any] = index.parts
     limits = index.store.limits
     if isinstance(index.config, PlaidConfig):

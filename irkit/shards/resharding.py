@@ -22,7 +22,7 @@ from irkit.shards.sharded_store import ShardedStore, open_store
 
 
 def reshard(path: str | Path, shards: int, *, progress: StageProgress | None = None) -> None:
-    """Write an index anew in so many shards, without its removed rows; it stays in use meanwhile.
+    """Rewrite an index as ``shards`` shards without its removed rows, while readers continue to use it.
 
     Nothing is encoded, trained or compressed again: representations are copied as they are stored, so every
     search finds what it found before. A killed call resumes after its last chunk, if the index has not been
@@ -34,9 +34,9 @@ def reshard(path: str | Path, shards: int, *, progress: StageProgress | None = N
         progress: Called with the stages of the work, see `irkit.index.StageProgress`.
 
     Raises:
-        LockedError: Somebody else is writing to it.
-        BadValueError: There cannot be so many shards.
-        StorageError: It cannot be read or written; the index is unchanged.
+        LockedError: Another process is writing to the index.
+        BadValueError: ``shards`` is out of range.
+        StorageError: The index cannot be read or written; it is unchanged.
     """
     old = open_store(path)
     if old.meta.get("index", {}).get("windows"):
@@ -71,7 +71,7 @@ def reshard(path: str | Path, shards: int, *, progress: StageProgress | None = N
 
 
 def rewrite(path: str | Path, *, progress: StageProgress | None = None) -> None:
-    """Write an index anew without its removed rows, in as many shards as it has; it stays in use meanwhile.
+    """Rewrite an index without its removed rows, with the same number of shards, while readers use it.
 
     See `irkit.index.compact` and `reshard`, which do it.
 

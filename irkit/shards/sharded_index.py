@@ -119,7 +119,7 @@ class ShardedIndex(StoredRows):
                 finish_part(part, many, progress)
 
     def share(self, progress: StageProgress | None = None) -> bool:
-        """Share statistics and codecs; return whether so many rows wait that one index would code them."""
+        """Share statistics and codecs; return whether the shards have to code more rows, see `waiting`."""
         if "bm25" in self.store.meta["index"]:
             mean = bm25.renewed_mean(self.store)
             for store in self.store.parts:

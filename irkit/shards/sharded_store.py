@@ -31,7 +31,7 @@ from irkit.utils.uris import is_uri
 
 VOCABULARY = "vocabulary.txt"
 BUILT = "built"
-"""Value of a shard that is built by itself: it has its share of so many documents of the whole."""
+"""Key of a shard that a process of its own builds: documents of the whole index that were divided so far."""
 MOST_SHARDS = 1000
 _TRIES, _PAUSE = 50, 0.002  # while another process commits shard by shard
 

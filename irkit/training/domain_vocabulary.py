@@ -46,7 +46,7 @@ def train_vocabulary(texts: Iterable[str], out: str | Path, config: DomainConfig
 
     The same texts give the same vocabulary. The trainer of the tokenizers library alone does not ensure that:
     it numbers characters in the order of a hash table, and chooses between equally frequent pairs by these
-    numbers. Here the characters are numbered beforehand.
+    numbers. Here the characters are numbered first.
 
     Args:
         texts: Texts; they are read twice, so an iterator is refused.

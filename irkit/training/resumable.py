@@ -21,7 +21,7 @@ def write_resumable(
     """Write training rows, one JSON object per line; the file appears when it is complete.
 
     Until then the rows are in ``.NAME.HASH.part`` beside the file, where HASH is the hash of ``key``. A call
-    with the same key continues this hidden file, and a call with another key starts anew. Unfinished files of
+    with the same key continues this hidden file, and a call with another key starts over. Unfinished files of
     other keys are removed at the end.
 
     Args:

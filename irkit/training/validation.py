@@ -60,7 +60,8 @@ class SecondPass(Config):
 
     Attributes:
         scorer: Any teacher, see `irkit.training.teachers.load_teacher`, such as ``cross-encoder:NAME``.
-        top: Number of documents per query that it scores; the others stay behind them.
+        top: Number of best documents per query that the second pass scores. The other documents keep their
+            order and rank after them.
 
     Source: Multi-Vector Attention Models for Deep Re-ranking, table 6.
     """

@@ -147,7 +147,7 @@ class _Reader(io.RawIOBase):
 def local_copy(uri: str) -> Path:
     """Return the path of a copy of a file in the cache, see `irkit.utils.cache.cached`.
 
-    The copy is made anew when the store says another size, time or checksum.
+    The file is copied again if the store reports another size, time or checksum than those of the copy.
 
     Raises:
         StorageError: The file cannot be read, or not be written.

@@ -63,7 +63,7 @@ class DataConfig(Config):
         scores: Whether the scores in the source become the targets of losses.
         documents: Number of documents of each example. Without scores, one is relevant and the others are
             not; with scores, any documents are taken. None takes all.
-        sampling: Which documents are taken, if there are more: ``"first"``; ``"random"``, drawn anew in every
+        sampling: Which documents are taken, if there are more: ``"first"``; ``"random"``, drawn again in each
             epoch; or ``"top"``, those with the highest scores.
         weight: Share of the batches that this dataset gets, relative to the weights of the others. None mixes
             datasets by their numbers of examples; then no dataset may have a weight.
