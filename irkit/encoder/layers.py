@@ -265,11 +265,10 @@ class Layer(nn.Module):
         if key_context.rows.max_length <= 1:  # the softmax over one key is 1
             (v,) = self._project(keys, 2, 3)
             times = self.widths[0] // self.widths[2]
-            return (
-                v
-                if times == 1
-                else torch.unflatten(v, 1, (-1, layer.head_width)).repeat_interleave(times, 1).flatten(1)
-            )
+            if times == 1:
+                return v
+            return torch.unflatten(v, 1, (-1, layer.head_width)).repeat_interleave(times, 1).flatten(1)
+        # queries, keys and values per head
         if same:
             parts = self._project(keys, 0, 3)
         else:
@@ -277,6 +276,7 @@ class Layer(nn.Module):
         q, k, v = (torch.unflatten(part, 1, (-1, layer.head_width)) for part in parts)
         if self.config.head_norm:
             q, k = self.query_norm(q), self.key_norm(k)
+        # rotary positions; a pooled query stands in the middle of its tokens or at their start
         pooling = None if same else layer.pooling
         if layer.rotary_base is not None:
             rotary = layer.rotary_base, layer.head_width, layer.rotary_scaling
@@ -286,6 +286,7 @@ class Layer(nn.Module):
                 positions = pooling.rotary_positions(query_context.rows.positions())
                 table = rotary_table(positions, *rotary)
             q = rotate(q, table, self.config.rotary_interleaved)
+        # attention
         terms = self._positions(key_context)
         if (factor := self._scale()) != 1:
             q = q * factor

@@ -26,6 +26,7 @@ def _tite_config(settings: Settings) -> EncoderConfig:
             raise ConfigError(f"{len(value)} {key} for {count} layers")
         return list(value)
 
+    # positions and the place of the norms
     sizes = per_layer("hidden_sizes", 768)
     relative = settings.get("relative_positional_embedding_type", "rotary")
     learned = settings.get("absolute_positional_embedding_type") == "learned"
@@ -39,6 +40,7 @@ def _tite_config(settings: Settings) -> EncoderConfig:
         "location": settings.get("pooling_location", "intra"),
         "positions": settings.get(_POSITIONS, "kernel"),  # theirs; irkit says which its own models have
     }
+    # shapes and pooling of each layer
     heads, inner = per_layer("num_attention_heads", 12), per_layer("intermediate_sizes", 3072)
     shapes = zip(sizes, heads, inner, per_layer("kernel_sizes"), per_layer("strides"), strict=True)
     layers = tuple(
@@ -52,6 +54,7 @@ def _tite_config(settings: Settings) -> EncoderConfig:
         )
         for i, (size, number, width, kernel, stride) in enumerate(shapes)
     )
+    # settings of the whole encoder
     gated = settings.get("hidden_act") == "swiglu"
     return EncoderConfig(
         vocab_size=settings["vocab_size"],

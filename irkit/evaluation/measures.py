@@ -137,6 +137,7 @@ def _parse(measures: str | Iterable[str]) -> dict[str, Any]:
             measure.validate_params()  # type: ignore[no-untyped-call]
         except (AssertionError, NameError, ValueError, TypeError) as error:
             raise BadValueError(f"measure {name!r}: {error or 'not understood'}. {_nearest(name)}") from error
+        # parameters that ir_measures accepts, but that abort trec_eval or that nothing installed computes
         for key in {"cutoff", "rel"} & measure.params.keys():
             value = measure.params[key]
             if isinstance(value, bool) or not 1 <= value < 1 << 31:  # otherwise trec_eval aborts

@@ -205,6 +205,7 @@ class Run:
 
 def _check(query_id: str, doc_ids: Sequence[str], scores: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Check the results of one query; return its scores as float64, which holds float32 exactly."""
+    # ids
     if isinstance(doc_ids, str | bytes) or not isinstance(doc_ids, Sequence):
         raise BadTypeError(f"Run: document ids are {brief(doc_ids)}; expected a list of strings")
     for word in (query_id, *doc_ids):
@@ -215,6 +216,7 @@ def _check(query_id: str, doc_ids: Sequence[str], scores: Any) -> np.ndarray[Any
     if not query_id or "" in doc_ids:
         raise BadValueError(f"Run: query {query_id!r} has an empty id")
     check_utf8(f"Run: query {query_id!a}", (query_id, *doc_ids))
+    # scores
     try:
         array = np.asarray(scores)
         if array.dtype.kind in "SU":  # numpy would convert "5"

@@ -62,17 +62,20 @@ def export(
     with retriever.store.snapshot():
         contents = Contents(retriever, progress or (lambda count: None))
         _check_contents(contents, to, target)
+        # vectors that are not those of the model
         if approximation := _approximation(retriever.index):
             warnings.warn(
                 f"export of {retriever.store.path}: {approximation}; the exported vectors are decoded from "
                 "them, and differ a little from those that the model made",
                 stacklevel=2,
             )
+        # to a server
         if re.match(r"https?://", str(out)):
             if target.send is None:
                 raise BadValueError(f"export: {to} is written to a path, not to {brief(str(out))}")
             target.send(contents, str(out))
             return len(retriever)
+        # to a file or folder, which appears when it is whole
         path = Path(out)
         if path.suffix != target.suffix and not target.is_folder:
             raise BadValueError(f"export: {to} is a file; expected the extension {target.suffix}, got {path}")

@@ -140,6 +140,7 @@ def _problems(parts: Parts, dense: Any, sparse: Any, colbert: Any) -> list[str]:
         and isinstance(colbert, MultiVectorHead)
     ):
         return [f"heads {', '.join(heads.heads)}; expected dense, token weights as sparse, and multi_vector"]
+    # what the three heads of BGE-M3 are made of
     own = colbert.config
     layers = [*colbert.layers]
     is_linear = (
@@ -153,6 +154,7 @@ def _problems(parts: Parts, dense: Any, sparse: Any, colbert: Any) -> list[str]:
     expected = _without_first(parts["tokenizer"], "this model")
     limits = sparse.config.query_max_active_dims or sparse.config.document_max_active_dims
     similarity = heads.similarities.get
+    # each feature, and whether the model has it
     problems = {
         "another dense vector than the normalised first token": dense.pooling != ("cls",)
         or [type(layer) for layer in dense.layers] != [Normalize],

@@ -105,6 +105,7 @@ def _write(parts: Parts, folder: Path) -> None:
             "saving a model: format 'sentence-transformers' has no place for several heads; save the model "
             "as 'several-heads', or one of model.heads"
         )
+    # modules of both sides, or of each side with a router
     folder.mkdir(parents=True, exist_ok=True)
     if query is None:
         modules = written = _write_side(parts, folder)
@@ -113,6 +114,7 @@ def _write(parts: Parts, folder: Path) -> None:
         branches = {side: _write_side(part, folder, f"{side}_") for side, part in sides.items()}
         write_routes(folder, branches)
         modules, written = [("", ROUTER)], [*branches["query"], *branches["document"]]
+    # files that name the modules
     for lacking in LACKING.keys() & {kind for _, kind in written}:
         warnings.warn(
             f"{UNKNOWN_TO_OTHERS}, because it has no {LACKING[lacking]}",

@@ -34,6 +34,7 @@ def _read(folder: Path, load_encoder: LoadEncoder) -> Parts:
     encoder.head_weights.pop("linear.weight", None)
     if isinstance(encoder.settings, dict):  # what is saved is a plain encoder
         encoder.settings.pop("architectures", None)
+    # the projection
     weight = read_weights(folder).get("linear.weight")
     if weight is None or weight.dim() != 2 or weight.shape[1] != encoder.hidden_size:
         shape = "none" if weight is None else str(tuple(weight.shape))
@@ -43,6 +44,7 @@ def _read(folder: Path, load_encoder: LoadEncoder) -> Parts:
     projection = Projection(weight.shape[1], weight.shape[0], bias=False)
     with torch.no_grad():
         projection.linear.weight.copy_(weight)
+    # markers and lengths
     if not (folder / "artifact.metadata").is_file():
         warnings.warn(f"{folder} has no artifact.metadata; taking ColBERT's defaults", stacklevel=4)
     metadata = read_optional(folder / "artifact.metadata")
@@ -81,6 +83,7 @@ def _write(parts: Parts, folder: Path) -> None:
     projection, expansion = head.layers[0], head.config.query_expansion
     assert isinstance(projection, Projection)
     assert expansion is not None
+    # encoder and projection under the names of ColBERT
     encoder.save_pretrained(folder)
     tokenizer.save(folder)
     weights = {
@@ -89,6 +92,7 @@ def _write(parts: Parts, folder: Path) -> None:
         if name not in encoder.head_weights
     }
     write_weights(folder, {**weights, "linear.weight": projection.linear.weight})
+    # settings
     write_json(folder / "config.json", read_json(folder / "config.json") | {"architectures": ["HF_ColBERT"]})
     write_json(
         folder / "artifact.metadata",

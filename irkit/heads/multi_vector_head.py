@@ -163,6 +163,7 @@ class MultiVectorHead(Head):
         mask: dict[str, Any] | None = None
         pooling: dict[str, Any] | None = None
         attending: Tensor | None = None
+        # sort the modules: layers, mask and token pooling
         for name, folder in opened.modules:
             if pooling is not None:
                 raise ConfigError(
@@ -182,6 +183,7 @@ class MultiVectorHead(Head):
                 pooling, attending = _read_pooling(name, folder)
             else:
                 layers.append((name, folder))
+        # settings of the head
         settings = {key: opened.transformer.get(key) for key in _LENGTHS}
         expansion = settings["query_expansion"]
         if expansion is not None and mask is None and not expansion.get("attend"):
@@ -189,6 +191,7 @@ class MultiVectorHead(Head):
         settings |= {"token_pooling": pooling, "skiplist_words": (), **(mask or {})}
         if _POOLED_SIDES in opened.settings:
             settings[_POOLED_SIDES] = opened.settings[_POOLED_SIDES]
+        # layers with their weights
         made, source = read_layers(layers, _FEATURE), f"loading {opened.folder}"
         head = cls.from_layers(opened.encoder, opened.tokenizer, made, settings, source)
         head._attend_by(attending, source)

@@ -56,6 +56,7 @@ class SeveralHeads(Head):
             raise BadValueError(
                 f"SeveralHeads: similarities of {sorted(unknown)}, expected some of {[*heads]}"
             )
+        # heads that cannot share tokens with others
         lengths: dict[Side, int] = {}
         for name, head in heads.items():
             if isinstance(head, SeveralHeads):
@@ -67,6 +68,7 @@ class SeveralHeads(Head):
                     f"SeveralHeads: head {name!r} fills queries up (query_expansion), but all heads see the "
                     "same tokens; leave query_expansion out"
                 )
+        # hidden sizes and lengths, which all heads share
         sizes = {name: size for name, head in heads.items() if (size := _hidden_size(head)) is not None}
         if len(set(sizes.values())) > 1:
             raise BadValueError(

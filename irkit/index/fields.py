@@ -164,11 +164,13 @@ class Fields:
         """
         token, n_runs, groups = self._read_groups()
         first = 0 if whole else self.store.derived(("sorted fields", self), self._find_sorted)[0]
+        # what an earlier call has read; nothing of another state
         column = self._columns.get((key, kind, whole))
         if column is None or (column.token, column.first) != (token, first) or column.runs > n_runs:
             nothing = np.empty(0, np.int64)
             values = nothing.view(np.float64) if kind == FLOAT else nothing
             column = Column(nothing, values, (nothing, nothing, nothing), token, first, first)
+        # runs that were added since
         group = groups[key, kind]
         new = group[np.searchsorted(group, column.runs) :]
         if len(new):
@@ -298,6 +300,7 @@ def encode_fields(
             numbers[string] = known
         return known
 
+    # collect rows and values by key and type
     groups: dict[tuple[str, int], tuple[list[int], list[Any]]] = {}
     for at, values in enumerate(metadata, row):
         for key, value in values.items():
@@ -307,6 +310,7 @@ def encode_fields(
                 rows, column = groups.setdefault((key, kind), ([], []))
                 rows.append(at)
                 column.append(stored)
+    # write each group as one run of entries
     runs, parts, end = [], [_EMPTY_ARRAYS[_ENTRIES]], n_entries
     for (key, kind), (rows, column) in groups.items():
         bits = np.array(column, np.float64).view(np.int64) if kind == FLOAT else np.array(column, np.int64)

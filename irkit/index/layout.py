@@ -48,6 +48,7 @@ def check_layout(path: Path, entries: Entries, meta: Mapping[str, Any]) -> None:
 
     if "index" not in meta:
         return
+    # numbers and configuration
     about = meta["index"]
     need(isinstance(about, dict) and {"config", "representation", "dim", "rows"} <= set(about), "no index")
     for name in _COUNTS:
@@ -61,12 +62,14 @@ def check_layout(path: Path, entries: Entries, meta: Mapping[str, Any]) -> None:
         return
     need(config.kind in INDEX_KINDS, "no kind of a stored index")
     need(_whole(meta.get("change", 0)), "the number of the last change")
+    # an index of shards, whose manifests have the arrays
     if "shards" in meta:  # whose manifests have all else
         names = meta["shards"]
         fine = isinstance(names, list) and names and all(isinstance(name, str) for name in names)
         need(fine and all(map(SHARD.fullmatch, names)) and len(set(names)) == len(names), "names of shards")
         need(_number(about.get("bm25", {}).get("mean") or 1), "mean length")
         return
+    # the arrays that this configuration and these numbers need
     _check_structure(entries, about, need)
     windows = about.get("windows")
     need(windows is None or isinstance(windows, dict), f"windows {windows!r:.60}")

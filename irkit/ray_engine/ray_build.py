@@ -163,12 +163,14 @@ def _store_chunks(
     """Send every shard its portion of each chunk; then commit the counts of all shards to the store."""
     store, model = collection.store, collection.model
     assert isinstance(store, ShardedStore)
+    # where each shard resumes: its documents, and the terms that it lacks
     queues = [_Queue(ray, builder, store.path) for builder in builders]
     counts = np.array([np.searchsorted(global_rows(part), start) for part in store.parts])
     has_terms = isinstance(model, EncoderFreeModel) and model.kind == "sparse"
     unsent = [_missing_terms(store, part) for part in store.parts]
     total = store.rows(VOCABULARY)
     dim = known = len(model.vocabulary) if has_terms and total else 0
+    # number new terms, and send each shard its part of the chunk
     for chunk in chunks:
         stop = start + int(chunk.counts.sum())
         numbers, new = None, b""
@@ -192,6 +194,7 @@ def _store_chunks(
         if progress is not None:
             progress("encoding", stop - start, None)
         start = stop
+    # commit the counts of all shards
     for queue in queues:
         queue.drain()
     store.refresh_parts()

@@ -83,6 +83,7 @@ def find(served: Served, name: str, retriever: AnyRetriever, jobs: Sequence[Job]
         jobs: With options that differ in `OWN` alone; in ``k`` only if a list of hits is the beginning of a
             longer one.
     """
+    # one search with the options of all jobs
     queries = [query for job in jobs for query in job.queries]
     options = {**jobs[0].options, "k": max(job.options["k"] for job in jobs)}
     shows_text = any(job.options["highlights"] or job.options["snippet"] for job in jobs)
@@ -92,6 +93,7 @@ def find(served: Served, name: str, retriever: AnyRetriever, jobs: Sequence[Job]
     if (fuse or rerank) and not all(isinstance(query, str) for query in queries):
         raise Problem(422, "fuse and rerank take texts as queries")
     with ExitStack() as stack:
+        # open every index that the options name
         parts: dict[str, AnyRetriever] = {name: retriever}  # all of one state, until the stack ends
         for other in (*(fuse["indexes"] if fuse else ()), *([rerank["by"]] if rerank else ())):
             if other in served.indexes:
@@ -100,6 +102,7 @@ def find(served: Served, name: str, retriever: AnyRetriever, jobs: Sequence[Job]
         watched = stack.enter_context(_watch_shards(parts, options["partial"]))
         lines = iter(_rank(served, name, parts, queries, options))
         found = []
+        # give each job its results
         for job in jobs:
             results = [
                 {"query": query, "hits": [_hit(hit) for hit in next(lines)[: job.options["k"]]]}

@@ -80,6 +80,7 @@ def tabulate(
     finished = {variant: seeds for variant, seeds in runs.items() if seeds}
     if not finished:
         return []
+    # measures, and the datasets of each column
     every = [scores for seeds in finished.values() for scores in seeds.values()]
     measures = list(dict.fromkeys(measure for scores in every for measure, _ in scores))
     known = dict.fromkeys(dataset for scores in every for _, dataset in scores)
@@ -91,6 +92,7 @@ def tabulate(
     for measure in measures:
         strata: list[_Stratum] = []
         whole = not datasets or {*chosen} <= {*datasets}
+        # each column: a dataset, or the mean of a group
         for column, names in columns.items():
             keys = [(measure, name) for name in names]
             there = {
@@ -109,6 +111,7 @@ def tabulate(
             cells += _test_variants(measure, column, there, of_column, baseline)
             strata += [_Stratum(part.weight / len(columns), part.values) for part in of_column]
             whole = whole and len(there) == len(finished)
+        # means over all columns
         if len(columns) > 1 and whole:
             cells += _test_variants(measure, AVERAGE, finished, strata, baseline)
             cells += _geometric_means(measure, cells, list(columns), baseline)

@@ -223,6 +223,7 @@ def open_collections(configs: Sequence[EvaluationConfig]) -> list[JudgedCollecti
 
 
 def _open(config: EvaluationConfig) -> JudgedCollection:
+    # settings that would fail only after training
     evaluate({"q": {"d": 1.0}}, {"q": {"d": 1}}, config.measures)  # a misspelt measure fails now
     if config.second_pass is not None:
         load_teacher(config.second_pass.scorer, device="cpu")  # a missing model, too
@@ -233,6 +234,7 @@ def _open(config: EvaluationConfig) -> JudgedCollection:
         raise BadValueError(f"evaluation: {config.source} can be read only once; save it to a file")
     if not queries:
         raise BadValueError(f"evaluation: none of the queries of {config.source} is judged; check split")
+    # count documents, judged documents and candidates
     corpus = corpus_of(config.source)
     judged = {identifier for query in queries for identifier in qrels[query.id]}
     candidates = None if config.run is None else _read_candidates(config.run, queries)
@@ -242,6 +244,7 @@ def _open(config: EvaluationConfig) -> JudgedCollection:
         n_candidates += candidates is not None and document.id in candidates
     if not n_judged:
         raise BadValueError(f"evaluation: no judged document is among the {total:,} of {config.source}")
+    # rerank the documents of a run
     if candidates is not None:
         if missing := len(candidates) - n_candidates:
             raise BadValueError(
@@ -251,6 +254,7 @@ def _open(config: EvaluationConfig) -> JudgedCollection:
         return JudgedCollection(
             config, queries, qrels, source, frozenset(candidates), n_candidates, corpus, candidates
         )
+    # or search all documents, or a sample with the judged ones
     chosen = None
     if config.documents is not None and config.documents < total:
         others = (document.id for document in source if document.id not in judged)

@@ -38,6 +38,7 @@ class Decoder(nn.Module):
         """
         super().__init__()
         config, width = encoder.config, encoder.word_embeddings.shape[1]
+        # encoders that the decoder cannot be made for
         bases = [layer.rotary_base for layer in reversed(config.layers) if layer.rotary_base is not None]
         problem = None
         if width != config.hidden_size:
@@ -61,6 +62,7 @@ class Decoder(nn.Module):
             )
         if problem:
             raise BadValueError(f"masked auto-encoding: {problem}")
+        # one layer like the last of the encoder, without pooling and window
         self.mask_rate, self.seed, self.config, self.texts = mask_rate, seed, config, 16
         changed = {
             "pooling": None,

@@ -37,6 +37,7 @@ def _score_panels(plan: Plan) -> Function:
     offset = (f.byte_total * 128).to("i32").broadcast(LANES)
     with x.range(start, stop, PANEL) as slots:
         panel = panels.at(slots.i * plan.width).cast("i32", 1).vectors(LANES)
+        # products of the query with a panel of centroids, in bytes
         nothing = [x.constant(INTS, 0)] * (_UNROLLED * len(registers))
         with x.range(0, plan.width, 4 * _UNROLLED, sums=nothing) as loop:
             sums = list(loop.sums)
@@ -48,6 +49,7 @@ def _score_panels(plan: Plan) -> Function:
                     words = panel[step * (PANEL // 4) + LANES * v]
                     sums[i] = dot_bytes(sums[i], words, word, plan.vnni)
             loop.sums = sums
+        # scores, and the slots whose scores are above the threshold
         for v in registers:
             place = slots.i + LANES * v
             total = loop.sums[v]

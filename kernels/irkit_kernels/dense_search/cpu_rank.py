@@ -57,12 +57,14 @@ def _rank_codes(plan: Plan) -> Function:
         for line in range(0, others * plane, 64):
             x.prefetch(ahead.at(line))
         segment, place, bits = codes(loop.i)
+        # product of the query with the other bits
         total = x.constant(INTS, 0)
         for chunk in range(0, plan.width, CHUNK):
             masks = [bits.at(bit * plane + chunk // 8).cast("u64", 1)[0] for bit in range(others)]
             levels = _joined(x, masks)
             words = query.at(chunk).cast("i32", 1).vectors(LANES)[0]
             total = dot_bytes(total, levels.cast(INTS), words, plan.vnni)
+        # score by all bits
         product = x.intrinsic("vector.reduce.add", "i32", total).to("i64")
         rest = (product * 2 - f.byte_total * most).to("float") * half_scale
         signs = f.sums[loop.i] * sign_scale

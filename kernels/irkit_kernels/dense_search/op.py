@@ -94,6 +94,7 @@ class Searcher:
     ) -> None:
         if metric not in METRICS:
             raise ValueError(f"dense_search: metric {metric!r} is unknown; expected one of {METRICS}")
+        # check the arrays, and choose the code for them
         self.n_lists, self.dim = centroids.shape
         self.n_rows, self.metric = n_rows, metric
         self._width = check_rotation(rotation, self.dim)
@@ -105,6 +106,7 @@ class Searcher:
         self._plan = Plan(self._width, next(iter(nbits), 1), keep, *_features())
         self._search = _compiled(self._plan)
         self._frame = np.zeros(len(_WORD), np.int64)
+        # arrays that the code reads: lists, segments and kept rows
         self._arrays = self._list_arrays(centroids, rotation, margins)
         if keep == "none" and self._plan.nbits > 1:
             rotated = rotate(torch.from_numpy(np.array(centroids, np.float32)), rotation).numpy()
@@ -116,6 +118,7 @@ class Searcher:
                 self._arrays[name] = array
         for name, array in self._arrays.items():
             self._frame[_WORD[name]] = address(array)
+        # numbers that the code reads
         numbers = {"dim": self.dim, "n_rows": n_rows, "n_groups": self._n_groups}
         numbers |= {"n_segments": len(segments), "n_lists": self.n_lists}
         numbers["list_bits"] = max(1, (self.n_lists - 1).bit_length())

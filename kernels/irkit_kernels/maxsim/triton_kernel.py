@@ -134,6 +134,7 @@ def forward(
     """
     values = queries.values.contiguous()
     tokens, d, jobs = len(values), values.shape[1], queries.rows * documents.rows
+    # shapes of the results: a grid, or a list of pairs
     shape: tuple[int, ...] = (queries.rows, documents.rows)
     argmax_shape: tuple[int, ...] = (documents.rows, tokens)
     starts = queries.offsets  # a placeholder, which the kernel does not read
@@ -146,6 +147,7 @@ def forward(
             if maxima is None:
                 maxima = int(ends[-1]) if jobs else 0
             starts, argmax_shape = ends - lengths, (maxima,)
+    # one program per pair
     scores = values.new_empty(shape, dtype=torch.float32)
     argmax = values.new_empty(argmax_shape if with_argmax else 0, dtype=torch.int32)
     quantized = queries.scales is not None

@@ -222,6 +222,7 @@ def _check(
     dropout: float,
     margin: int = 0,
 ) -> None:
+    # tensors
     fits = query.dim() == key.dim() == 3 and key.shape == value.shape and query.shape[2] == key.shape[2]
     if not fits or query.shape[1] % max(key.shape[1], 1):
         shapes = f"query {tuple(query.shape)}, key {tuple(key.shape)} and value {tuple(value.shape)}"
@@ -237,11 +238,13 @@ def _check(
         raise ValueError(
             f"ragged_attention: expected one dtype, got {query.dtype}, {key.dtype} and {value.dtype}"
         )
+    # rows
     ends = _checked_ends(query, key, query_offsets, key_offsets)
     if len(ends[0]) != len(ends[1]):
         raise ValueError(
             f"ragged_attention: got {len(ends[0]) - 1} rows of queries but {len(ends[1]) - 1} of keys"
         )
+    # options
     positioned = window is not None or causal
     if (window or 0) < 0 or (positioned and ends[0] != ends[1]):
         raise ValueError(

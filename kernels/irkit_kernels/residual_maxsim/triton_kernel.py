@@ -96,6 +96,7 @@ def score(
     d_start, d_stop = tl.load(document_offsets + document), tl.load(document_offsets + document + 1)
     width = tl.load(query_offsets + n_queries).to(tl.int64)  # of a row of the table
     total = 0.0
+    # the best token of the document for each of a block of query tokens
     for first_q in range(q_start, q_stop, BLOCK_Q):
         rows = first_q + tl.arange(0, BLOCK_Q)
         best = tl.full([BLOCK_Q], float("-inf"), tl.float32)
