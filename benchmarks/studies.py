@@ -26,8 +26,9 @@ _MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 
 def twins() -> list[str]:
     """Names of the small versions, those with the fewest runs first."""
-    own = (STUDIES / f"{name}_local.yaml" for name in ("three_heads", "vector_budget"))
-    found = {path.stem: StudyConfig.resolve(path) for path in [*STUDIES.glob("*_table*_local.yaml"), *own]}
+    own = ("three_heads", "vector_budget", "mva_pretraining", "vocabulary_transfer_figure1")
+    files = [*STUDIES.glob("*_table*_local.yaml"), *(STUDIES / f"{name}_local.yaml" for name in own)]
+    found = {path.stem: StudyConfig.resolve(path) for path in files}
     return sorted(found, key=lambda name: (len(list(found[name].changes())) * len(found[name].seeds), name))
 
 

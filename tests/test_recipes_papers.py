@@ -16,6 +16,7 @@ from irkit.config import as_list
 from irkit.errors import IrkitError
 from irkit.evaluation.significance import correct_p
 from irkit.study.study_config import StudyConfig
+from irkit.study.study_run import check_study
 from irkit.training.pretraining.pretrain_recipe import PretrainRecipe
 from irkit.training.train_recipe import TrainRecipe
 from irkit.vocabulary.transfer_recipe import VocabularyRecipe
@@ -130,6 +131,53 @@ SPLADE: Numbers = {
     "train.bf16": (True, MEMORY),
     "train.save_steps": (10_000, MEMORY),
 }
+C4: Numbers = {
+    "pretraining.texts": (["hf:allenai/c4:en:train"], "MVA 3: C4"),
+    "pretraining.objectives.0.kind": ("masked_language_modeling", "MVA 2.3"),
+    "pretraining.objectives.1.kind": ("next_sentence", "MVA 2.3"),
+    "pretraining.masking.rate": (0.15, "BERT's; MVA says none"),
+    "pretraining.masking.emphasis": (1.0, "no token is new"),
+    "pretraining.max_length": (112, "MVA 3"),
+    "pretraining.train.per_device_train_batch_size": (8192, "MVA 3"),
+    "pretraining.train.optim": ("adamw_torch", "MVA 3: Adam"),
+    "pretraining.train.learning_rate": (3e-4, "MVA 3"),
+    "pretraining.train.weight_decay": (0.0, "MVA 3: Adam"),
+    "pretraining.train.lr_scheduler_type": ("linear", "BERT's; MVA says none"),
+    "pretraining.train.bf16": (True, MEMORY),
+    "pretraining.train.save_steps": (5000, MEMORY),
+    "train.seed": (1, "the paper says none"),
+}
+
+MVA: Numbers = {
+    "model.name": ("google-bert/bert-base-uncased", "MVA 3: BERT-base; the paper pre-trains its own"),
+    "model.kind": ("multi_vector", "MVA 2"),
+    "model.projection": (None, "MVA 2.1: attention projects"),
+    "model.normalize": (False, "MVA 2.1: attention reads hidden states"),
+    "model.config.query_length": (32, "MVA 3"),
+    "model.config.document_length": (112, "MVA 3"),
+    "model.config.skiplist_words": ([], "MVA 2.1: all tokens"),
+    "interaction.kind": ("mva", "MVA 2.1"),
+    "interaction.dim": (128, "MVA table 5, MVA1"),
+    **files(source="triples.train.small.tsv"),
+    "data.0.shuffle": (False, "the file is in random order"),
+    "data.0.streaming": (True, MEMORY),
+    "losses.0.kind": ("cross_entropy", "MVA 2.3: softmax loss of triples"),
+    "losses.0.temperature": (1.0, "MVA 2.3: a softmax without a temperature"),
+    "train.seed": (1, "the paper says none"),
+    "train.max_steps": (40_000, "the paper says none"),
+    "train.per_device_train_batch_size": (256, "MVA 3: 256 triples"),
+    "train.gradient_cache_size": (128, MEMORY),
+    "train.learning_rate": (3e-5, "MVA 3"),
+    "train.weight_decay": (0.0, "MVA 3: Adam"),
+    "train.bf16": (True, MEMORY),
+    "train.save_steps": (5000, MEMORY),
+    "evaluation.0.source": ("ir_datasets:msmarco-passage/dev/small", "MVA 3: MS MARCO dev"),
+    "evaluation.0.name": ("MS MARCO dev", "its name in the tables"),
+    "evaluation.0.measures": ("RR@10", "MVA 3: MRR@10"),
+    "evaluation.0.run": ("bm25.trec", "MVA 5: the top 1,000 of BM25"),
+    "evaluation.0.at_end": (True, "no model is chosen on it"),
+}
+
 RECIPES: dict[str, Numbers] = {
     "tite_finetuning": TITE_FINE_TUNING
     | {
@@ -187,34 +235,24 @@ RECIPES: dict[str, Numbers] = {
         **{f"evaluation.{n}.index.kind": ("plaid", "5.4") for n in range(6)},
         **{f"evaluation.{n}.index.nbits": (4, "5.4: 4 bits") for n in range(6)},
     },
-    "mva": {
-        "model.name": ("google-bert/bert-base-uncased", "MVA 3: BERT-base; the paper pre-trains its own"),
-        "model.kind": ("multi_vector", "MVA 2"),
-        "model.projection": (None, "MVA 2.1: attention projects"),
-        "model.normalize": (False, "MVA 2.1: attention reads hidden states"),
-        "model.config.query_length": (32, "MVA 3"),
-        "model.config.document_length": (112, "MVA 3"),
-        "model.config.skiplist_words": ([], "MVA 2.1: all tokens"),
-        "interaction.kind": ("mva", "MVA 2.1"),
-        "interaction.dim": (128, "MVA table 5, MVA1"),
-        **files(source="triples.train.small.tsv"),
-        "data.0.shuffle": (False, "the file is in random order"),
-        "data.0.streaming": (True, MEMORY),
-        "losses.0.kind": ("cross_entropy", "MVA 2.3: softmax loss of triples"),
-        "losses.0.temperature": (1.0, "MVA 2.3: a softmax without a temperature"),
-        "train.seed": (1, "the paper says none"),
-        "train.max_steps": (40_000, "the paper says none"),
-        "train.per_device_train_batch_size": (256, "MVA 3: 256 triples"),
-        "train.gradient_cache_size": (128, MEMORY),
-        "train.learning_rate": (3e-5, "MVA 3"),
-        "train.weight_decay": (0.0, "MVA 3: Adam"),
-        "train.bf16": (True, MEMORY),
-        "train.save_steps": (5000, MEMORY),
-        "evaluation.0.source": ("ir_datasets:msmarco-passage/dev/small", "MVA 3: MS MARCO dev"),
-        "evaluation.0.name": ("MS MARCO dev", "its name in the tables"),
-        "evaluation.0.measures": ("RR@10", "MVA 3: MRR@10"),
-        "evaluation.0.run": ("bm25.trec", "MVA 5: the top 1,000 of BM25"),
-        "evaluation.0.at_end": (True, "no model is chosen on it"),
+    "mva": MVA,
+    "mva_dual_encoder": C4
+    | {
+        "model.kind": ("new", "MVA 3: pre-trained from random weights"),
+        "model.preset": ("bert-base", "MVA 3: 12 layers, 12 heads, 768"),
+        "model.tokenizer": ("google-bert/bert-base-uncased", "of BERT; MVA says none"),
+        "model.similarity": ("dot", "MVA 1: the dot product"),
+        "model.query_length": (32, "MVA 3"),
+        "model.document_length": (112, "MVA 3"),
+        "pretraining.train.max_steps": (100_000, "MVA 3"),
+        "pretraining.train.warmup_steps": (10_000, "BERT's; MVA says none"),
+    },
+    "mva_pretraining": MVA
+    | C4
+    | {
+        "model.name": ("dual-encoder", "MVA 3: from the dual encoder"),
+        "pretraining.train.max_steps": (20_000, "MVA 3"),
+        "pretraining.train.warmup_steps": (2_000, "a tenth, as of the dual encoder"),
     },
     "splade_ensemble_distil": SPLADE
     | {
@@ -386,6 +424,12 @@ def differing(keys: Mapping[str, Any], numbers: Numbers, out: Path) -> list[str]
     return [key for key, (value, _) in numbers.items() if look_up(node, key) != value]
 
 
+@pytest.fixture(autouse=True)
+def _any_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The numbers are the same on a CPU without bfloat16, which trains in float32."""
+    monkeypatch.setattr("irkit.training.training_arguments.has_bfloat16", lambda _: True)
+
+
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_has_the_numbers_of_its_paper(name: str, tmp_path: Path) -> None:
     assert differing(read(name), RECIPES[name], tmp_path) == []
@@ -440,6 +484,12 @@ def guarded() -> dict[str, list[str]]:
 def test_studies_have_the_rows_of_the_papers() -> None:
     found = {path.stem: guard(StudyConfig.resolve(path)) for path in (EXAMPLES / "studies").glob("*.yaml")}
     assert found == guarded()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", sorted((EXAMPLES / "studies").glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_runs_of_a_study_have_recipes(path: Path, tmp_path: Path) -> None:
+    assert check_study(StudyConfig.resolve(path), tmp_path / "study")  # as --dry-run does
 
 
 def test_every_study_is_on_a_page() -> None:

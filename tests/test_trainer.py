@@ -533,3 +533,11 @@ def test_a_model_keeps_code_for_few_shapes_too(tiny_bert: Path, monkeypatch: pyt
     monkeypatch.delenv("LRU_CACHE_CAPACITY", raising=False)
     Model.multi_vector(tiny_bert, device="cpu")
     assert os.environ["LRU_CACHE_CAPACITY"] == "64"
+
+
+def test_a_cpu_without_bfloat16_trains_in_float32(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("irkit.training.training_arguments.has_bfloat16", lambda _: False)
+    with pytest.warns(UserWarning, match="it trains in float32"):
+        arguments = TrainingArguments.parse({"bf16": True, "use_cpu": True}, tmp_path)
+    assert not arguments.bf16
+    assert arguments.mixed_precision == "no"

@@ -97,7 +97,8 @@ def make_interaction(config: MaxSim | XTR | MVA, model: Model) -> nn.Module | No
         config: The setting of a recipe.
         model: The model to train. The new weights of MVA come from torch's generator. If the model makes
             vectors of length 1, their scores start close to its mean MaxSim; otherwise weights are those of
-            a new layer of BERT (normal, with a deviation of 0.02).
+            a new layer of BERT (normal, with a deviation of 0.02). A model that was trained with attention of
+            the same settings keeps the weights of this attention.
 
     Raises:
         ConfigError: The model makes no token vectors, averages MaxSim itself, has no class token, or has too
@@ -127,7 +128,12 @@ def make_interaction(config: MaxSim | XTR | MVA, model: Model) -> nn.Module | No
                 "first_k, or leave model.pooling out"
             )
         _prepend_classes(model, size, side)
-    return PooledAttention(model.dim, config, unit=model.head.unit)
+    attention = PooledAttention(model.dim, config, unit=model.head.unit)
+    if (Path(model.name) / _FOLDER).is_dir():  # of an earlier training
+        trained = load_interaction(model.name)
+        if trained.config == config and trained.query_key.in_features == model.dim:
+            attention.load_state_dict(trained.state_dict())
+    return attention
 
 
 def load_interaction(path: str | Path) -> PooledAttention:

@@ -25,6 +25,8 @@ class ModelStep(nn.Module):
 
     Attributes:
         model: Trained model.
+        interaction: Compares token vectors, and is trained and saved if it is a module; None for the score of
+            the model.
         parts: Values of the last step that are logged, by name.
         signs: Values of the last step that show a collapse, see `irkit.training.collapse`.
     """
@@ -35,6 +37,7 @@ class ModelStep(nn.Module):
         """Store the model."""
         super().__init__()
         self.model = model
+        self.interaction: Any = None
         self.parts: dict[str, Any] = {}
         self.signs: dict[str, Any] = {}
         self.saved = False  # whether the model was saved before
@@ -64,13 +67,20 @@ class ModelStep(nn.Module):
         return model.eval()
 
     def save_pretrained(self, path: str | Path) -> None:
-        """Write the model to a directory, with adapters merged into its weights; the model keeps its name."""
+        """Write the model to a directory, and the interaction beside it; the model keeps its name.
+
+        Adapters are merged into the weights.
+        """
         model, name = merged(self.model), self.model.name
         with warnings.catch_warnings():
             if self.saved:  # what other libraries cannot open is said once, not at every checkpoint
                 warnings.filterwarnings("ignore", UNKNOWN_TO_OTHERS)
             model.save_pretrained(path)
         model.name, self.saved = name, True
+        if hasattr(self.interaction, "fingerprint"):
+            self.interaction.fingerprint = model.fingerprint
+        if hasattr(self.interaction, "save_pretrained"):
+            self.interaction.save_pretrained(path)
 
 
 class TextStep(ModelStep):

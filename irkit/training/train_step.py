@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,7 +22,7 @@ from irkit.training.collapse import ALIKE, CHANCE, chance, likeness
 from irkit.training.example import Batch
 from irkit.training.gather import Joint, everywhere, join
 from irkit.training.losses import Loss, Matryoshka
-from irkit.training.model_step import ModelStep, merged
+from irkit.training.model_step import ModelStep
 from irkit.training.regularizers import Regularizer
 from irkit.training.scores import Scores
 
@@ -175,11 +173,12 @@ class TrainStep(ModelStep):
 
     def _scores(self, joint: Joint, width: int | None) -> Scores:
         """Compare the representations, cut to ``width`` dimensions; None compares them whole."""
-        queries, documents = self._cut(joint.queries, width, "query"), self._cut(joint.documents, width)
+        queries = comparable(self.model, joint.queries, width, "query")
+        documents = comparable(self.model, joint.documents, width, "document")
         mask, columns = joint.own >= 0, joint.own.clamp(min=0)
         in_batch, matrix = "in_batch" in self.needs, None
         if in_batch or self.interaction is not None or isinstance(queries, Dense):
-            matrix = self._compare(queries, documents)
+            matrix = compare_all(self.model, self.interaction, queries, documents)
             own = matrix.gather(1, columns)
         else:
             assert isinstance(queries, MultiVector) and isinstance(documents, MultiVector)  # noqa: PT018
@@ -195,23 +194,6 @@ class TrainStep(ModelStep):
             queries=queries.values if isinstance(queries, Dense) else None,
             documents=documents.values if isinstance(documents, Dense) else None,
         )
-
-    def _cut(self, rows: Representation, width: int | None, side: Side = "document") -> Representation:
-        """Truncate and normalise rows like `irkit.Model.encode_representation`."""
-        rows = rows.to(dtype=torch.float32)
-        rows = postprocess(self.model.head, rows, width, self.model.similarity_name == "cosine")
-        if isinstance(rows, MultiVector) and self.model.similarity_name == "meanmaxsim" and side == "query":
-            return averaged(rows)
-        return rows
-
-    def _compare(self, queries: Representation, documents: Representation) -> Tensor:
-        """Return the scores of all pairs, ``(n_q, n_d)`` float32."""
-        if isinstance(queries, Dense) and isinstance(documents, Dense):
-            return compare(self.model.similarity_name, queries.values, documents.values)
-        if self.interaction is not None:
-            assert isinstance(queries, MultiVector) and isinstance(documents, MultiVector)  # noqa: PT018
-            return self.interaction(queries, documents)
-        return score(queries, documents)
 
     def _penalties(self, queries: Representation, joint: Joint, progress: float) -> Tensor:
         """Return the sum of the regularisers, and store the terms per query and per document in `parts`."""
@@ -236,15 +218,6 @@ class TrainStep(ModelStep):
     def _note(self, name: str, value: Tensor) -> None:
         self.parts[name] = self.parts.get(name, 0.0) + value.detach()
 
-    def save_pretrained(self, path: str | Path) -> None:
-        """Write the model to a directory, adapters merged into its weights, and the interaction beside it."""
-        super().save_pretrained(path)
-        interaction: Any = self.interaction
-        if hasattr(interaction, "fingerprint"):
-            interaction.fingerprint = merged(self.model).fingerprint
-        if hasattr(interaction, "save_pretrained"):
-            interaction.save_pretrained(path)
-
 
 def trained_rows(
     head: Head, hidden: Ragged, tokens: Ragged, prompt_length: int, side: Side
@@ -254,6 +227,34 @@ def trained_rows(
         return Dense(head.pruned(hidden, side))
     made = head(hidden, tokens, prompt_length, side)
     return Dense(made.to_dense()) if isinstance(made, Sparse) else made
+
+
+def comparable(model: Model, rows: Representation, width: int | None, side: Side) -> Representation:
+    """Truncate and normalise rows of `trained_rows` like `irkit.Model.encode_representation`, in float32.
+
+    Args:
+        model: The model that made the rows.
+        rows: Representations of texts of ``side``.
+        width: Number of leading dimensions to keep; None is all.
+        side: Side of the texts.
+    """
+    rows = rows.to(dtype=torch.float32)
+    rows = postprocess(model.head, rows, width, model.similarity_name == "cosine")
+    if isinstance(rows, MultiVector) and model.similarity_name == "meanmaxsim" and side == "query":
+        return averaged(rows)
+    return rows
+
+
+def compare_all(
+    model: Model, interaction: Interaction | None, queries: Representation, documents: Representation
+) -> Tensor:
+    """Return the scores of all pairs of `comparable` rows, ``(n_q, n_d)`` float32."""
+    if isinstance(queries, Dense) and isinstance(documents, Dense):
+        return compare(model.similarity_name, queries.values, documents.values)
+    if interaction is not None:
+        assert isinstance(queries, MultiVector) and isinstance(documents, MultiVector)  # noqa: PT018
+        return interaction(queries, documents)
+    return score(queries, documents)
 
 
 def _guided(guide: Model, batch: Batch, joint: Joint) -> tuple[Tensor, Tensor, Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -15,6 +16,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from irkit.arguments import suggest
 from irkit.errors import ConfigError, MissingDependencyError, require
+from irkit.model.hardware import has_bfloat16
 
 _EVALUATING = ("eval_steps", "load_best_model_at_end", "early_stopping_patience", "eval_on_start")
 _OF_TRANSFORMERS = (
@@ -81,6 +83,12 @@ class TrainingArguments(transformers.TrainingArguments):
     def __post_init__(self) -> None:
         require("accelerate", "train", "Training")
         self.use_cpu = self.use_cpu or not torch.accelerator.is_available()  # otherwise bf16 requires a GPU
+        if self.bf16 and self.use_cpu and not has_bfloat16(torch.device("cpu")):
+            warnings.warn(
+                "train.bf16: this CPU has no such instructions and would train slower; it trains in float32",
+                stacklevel=2,
+            )
+            self.bf16 = False
         if self.eval_steps is not None and self.eval_strategy == "no":
             self.eval_strategy = "steps"
         if self.load_best_model_at_end or self.early_stopping_patience is not None:

@@ -21,6 +21,7 @@ from irkit.model import Model
 from irkit.training.logit_losses import bag_loss, token_loss
 from irkit.training.pretraining.decoder import Decoder
 from irkit.training.pretraining.distillation_objectives import Distillation
+from irkit.training.pretraining.next_sentence import NextSentence
 from irkit.training.pretraining.pretrain_step import (
     BaseObjective,
     Encoded,
@@ -83,7 +84,7 @@ class MaskedLanguageModeling(BaseObjective):
 OBJECTIVES: Registry[type[BaseObjective]] = Registry(
     "irkit.objectives",
     BaseObjective,
-    own_kinds(BagOfWords, Distillation, MaskedAutoEncoding, MaskedLanguageModeling),
+    own_kinds(BagOfWords, Distillation, MaskedAutoEncoding, MaskedLanguageModeling, NextSentence),
 )
 """All objectives by their kind; other packages add some by entry points of this group."""
 

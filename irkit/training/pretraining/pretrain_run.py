@@ -19,9 +19,11 @@ import transformers
 
 from irkit.model import Model
 from irkit.training.domain_vocabulary import train_vocabulary
+from irkit.training.interaction import MVA, Interaction, make_interaction
 from irkit.training.masking import PretrainCollator
 from irkit.training.model_recipe import ModelRecipe, make_model
 from irkit.training.pretraining.corpus import first_texts, read_corpora
+from irkit.training.pretraining.next_sentence import NextSentence, PairCollator
 from irkit.training.pretraining.pretrain_recipe import PretrainingConfig, PretrainRecipe
 from irkit.training.pretraining.pretrain_step import PretrainStep
 from irkit.training.run_directory import check_directory, finish_directory, prepare_directory, run_stage
@@ -61,7 +63,7 @@ def check(recipe: PretrainRecipe, out: str | Path, *, overwrite: bool = False) -
         start = make_model(model)
         if plan is not None:
             first_texts(read_corpora(plan.texts), 1)
-            _make_trainer(start, plan, folder / "pretrained")
+            _make_trainer(start, plan, folder / "pretrained", recipe.interaction)
         if recipe.data:
             prepare(recipe.fine_tuning(model), folder / "fine_tuned")
     return start
@@ -109,7 +111,7 @@ def run(recipe: PretrainRecipe, out: str | Path, *, overwrite: bool = False) -> 
 
         def pretrain_model(folder: Path) -> None:
             transformers.set_seed(arguments.seed)  # it decides all new weights
-            pretrain(make_model(model), plan, folder)
+            pretrain(make_model(model), plan, folder, recipe.interaction)
 
         last = run_stage(stages / "pretrained", pretrain_model, resumes=True)
     # fine-tuning, and the result
@@ -123,7 +125,9 @@ def run(recipe: PretrainRecipe, out: str | Path, *, overwrite: bool = False) -> 
     return Model.from_pretrained(directory)
 
 
-def pretrain(model: Model, config: PretrainingConfig, out: str | Path) -> Model:
+def pretrain(
+    model: Model, config: PretrainingConfig, out: str | Path, interaction: Interaction | None = None
+) -> Model:
     """Train a model by objectives that need only texts.
 
     An interrupted training resumes from its last checkpoint.
@@ -132,6 +136,8 @@ def pretrain(model: Model, config: PretrainingConfig, out: str | Path) -> Model:
         model: Trained in place.
         config: Texts, objectives and arguments of the trainer.
         out: Directory of the result, see `irkit.training.run_directory`.
+        interaction: How next-sentence prediction compares token vectors; attention (kind mva) is trained, and
+            saved with the model. Other objectives do without.
 
     Returns:
         The model, without the modules that objectives trained beside it.
@@ -150,21 +156,27 @@ def pretrain(model: Model, config: PretrainingConfig, out: str | Path) -> Model:
     """
     directory = Path(out)
     check_directory(directory, config)
-    trainer = _make_trainer(model, config, directory)
+    trainer = _make_trainer(model, config, directory, interaction)
     trained = run_trainer(trainer, config, directory)
     trainer.accelerator.wait_for_everyone()  # the next stage reads what the first process has saved
     return trained
 
 
-def _make_trainer(model: Model, config: PretrainingConfig, directory: Path) -> Trainer:
+def _make_trainer(
+    model: Model, config: PretrainingConfig, directory: Path, interaction: Interaction | None
+) -> Trainer:
     arguments = config.arguments(directory / "checkpoints")
     length = min(filter(None, (config.max_length, model.tokenizer.max_length)))
     model.tokenizer.check_length(length, "pretraining.max_length")
+    pairs = any(isinstance(objective, NextSentence) for objective in config.objectives)
+    attention = make_interaction(interaction, model) if pairs and isinstance(interaction, MVA) else None
     seeded, fixed = (
-        PretrainCollator(model.tokenizer, config.masking, max_length=length, seed=seed)
+        PairCollator(model, config.masking, length, seed)
+        if pairs
+        else PretrainCollator(model.tokenizer, config.masking, max_length=length, seed=seed)
         for seed in (arguments.seed, 0)
     )
-    step = PretrainStep(model, config.objectives, seed=arguments.seed)
+    step = PretrainStep(model, config.objectives, seed=arguments.seed, interaction=attention)
     return text_trainer(step, config, arguments, seeded, fixed)
 
 

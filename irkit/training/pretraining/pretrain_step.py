@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from irkit.config import Config
 from irkit.core.ragged import Ragged
-from irkit.core.representation import Dense
+from irkit.core.representation import Dense, MultiVector
 from irkit.encoder import Encoder
 from irkit.encoder.layers import make_norm
 from irkit.errors import BadValueError
@@ -34,12 +34,14 @@ class Encoded:
         hidden: Ragged ``(total', hidden_size)``, output of the encoder for ``batch.tokens``.
         vectors: ``(n, hidden_size)`` float32, ``hidden`` pooled like in the head of the model, before the
             layers of the head; None for models that make more than one vector per text.
+        interaction: Compares token vectors of the model; None for its score.
     """
 
     model: Model
     batch: PretrainBatch
     hidden: Ragged
     vectors: Tensor | None
+    interaction: Callable[[MultiVector, MultiVector], Tensor] | None = None
 
     @property
     def encoder(self) -> Encoder:
@@ -150,13 +152,22 @@ class PretrainStep(TextStep):
         >>> step(PretrainCollator(model.tokenizer)([(0, "a text")])).backward()  # doctest: +SKIP
     """
 
-    def __init__(self, model: Model, objectives: Sequence[BaseObjective], *, seed: int = 0) -> None:
+    def __init__(
+        self,
+        model: Model,
+        objectives: Sequence[BaseObjective],
+        *,
+        seed: int = 0,
+        interaction: nn.Module | None = None,
+    ) -> None:
         """Make the module that each objective trains beside the model.
 
         Args:
             model: Model to train.
             objectives: At least one, of different kinds.
             seed: Seed of the weights beside the model, and of the draws of the objectives.
+            interaction: Compares token vectors, is trained and saved with the model; None for the score of
+                the model.
 
         Raises:
             BadValueError: There is no objective, one comes twice, or one does not fit the model.
@@ -165,7 +176,7 @@ class PretrainStep(TextStep):
         kinds = [objective.kind for objective in objectives]
         if not kinds or len(set(kinds)) < len(kinds):
             raise BadValueError(f"PretrainStep: got objectives {kinds}, expected at least one, none twice")
-        self.objectives = tuple(objectives)
+        self.objectives, self.interaction = tuple(objectives), interaction
         self.modules_of = nn.ModuleDict({part.kind: part.prepare(model, seed) for part in objectives})
         pooling = getattr(model.head, "pooling", None)
         self._pool = None if pooling is None else PooledHead(model.encoder.hidden_size, pooling)
@@ -204,7 +215,7 @@ class PretrainStep(TextStep):
         """Return the output of the model for a batch."""
         hidden = self.model.encoder(batch.tokens)
         vectors = None if self._pool is None else self._pool(hidden, batch.tokens).values
-        return Encoded(self.model, batch, hidden, vectors)
+        return Encoded(self.model, batch, hidden, vectors, self.interaction)
 
     def values(self, encoded: Encoded) -> list[tuple[BaseObjective, Value]]:
         """Return the value of each objective for a batch."""
