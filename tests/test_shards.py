@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from irkit import Hybrid, Retriever
-from irkit.encoder_free import RM3
+from irkit.encoder_free import BM25, RM3
 from irkit.errors import BadTypeError, BadValueError, LockedError, StorageError
 from irkit.index import Limits, Store, compact, use_limits
 from irkit.retrieval.searching import Hit
@@ -226,6 +226,30 @@ def test_a_hybrid_over_shards_equals_one_over_single_indexes(tmp_path: Path) -> 
             assert second.facets("lang", {"year": 2000}) == first.facets("lang", {"year": 2000})
             for retriever in (first, second):
                 retriever.remove([f"d{step}", f"d{step + 9}"])
+
+
+def test_a_hybrid_over_shards_explains_as_one_over_single_indexes(tmp_path: Path) -> None:
+    source = Source("bm25", 9)
+    documents = [source.document(f"d{number}") for number in range(40)]
+
+    def build(shards: int | None) -> Hybrid:
+        parts = ((BM25(), documents), (BM25(k1=2.0), documents[1:]))
+        return Hybrid(
+            Retriever.build(model, some, tmp_path / f"{number}-{shards}", shards=shards)
+            for number, (model, some) in enumerate(parts)
+        )
+
+    one, many = build(None), build(3)
+    query = source.query()
+    for hit in one.search(query, 5):
+        first, second = many.explain(query, hit.id)
+        assert [first, second] == one.explain(query, hit.id)
+        assert first is not None
+        assert first.score == pytest.approx(one.retrievers[0].rerank(query, [hit.id])[0].score)
+    assert many.explain(query, "d0")[1] is None  # the second one does not hold it
+    assert None not in many.explain(query, ("other", documents[0]["text"]))
+    with pytest.raises(BadValueError, match="no index of the Hybrid holds 'none'"):
+        many.explain(query, "none")
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Unpack
 
 from irkit.arguments import brief, check_counts
@@ -11,6 +11,7 @@ from irkit.data import Document, QueriesLike, Query, parse_queries
 from irkit.errors import BadTypeError, BadValueError
 from irkit.evaluation.fusion import Method, fuse
 from irkit.evaluation.run import Run
+from irkit.retrieval.explanation import Explanation
 from irkit.retrieval.retriever import Retriever
 from irkit.retrieval.searcher import OtherRetriever, Searcher
 from irkit.retrieval.searching import Filter, Hit, parse_strings
@@ -104,6 +105,38 @@ class Hybrid(Searcher):
         selection = parse_selection("search", k, options, RankOptions)
         with self._snapshot():
             return self._rank(list(parse_queries(queries)), selection, filter)
+
+    def explain(
+        self, query: str, document: str | Document | Mapping[str, Any] | tuple[str, str]
+    ) -> list[Explanation | None]:
+        """Explain the score that each retriever gives to a document, see `irkit.Retriever.explain`.
+
+        Args:
+            query: A text.
+            document: Id of a document; or a `Document`, a record, or a pair of id and text.
+
+        Returns:
+            An explanation for each retriever, in their order. None for a retriever that does not hold the
+            document, and for one of `irkit.remote`.
+
+        Raises:
+            BadTypeError: The query is not a string.
+            BadValueError: No retriever can explain it, or vectors were computed elsewhere.
+        """
+        with self._snapshot():
+            found = [
+                retriever.explain(query, document)
+                if isinstance(retriever, Retriever)
+                and (not isinstance(document, str) or document in retriever.documents)
+                else None
+                for retriever in self.retrievers
+            ]
+        if not any(found):
+            raise BadValueError(
+                f"explaining a score: no index of the Hybrid holds {brief(document)}; expected the id of a "
+                "document of one, or a Document"
+            )
+        return found
 
     def _rank(self, queries: list[Query], selection: Selection, filter: Filter | None) -> Run:
         """Return the fused run; queries for which groups leave too few hits are searched deeper."""
