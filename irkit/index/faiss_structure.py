@@ -104,7 +104,10 @@ def _need(fine: bool, what: str) -> None:
 
 @contextlib.contextmanager
 def _limited(size: int) -> Iterator[None]:
-    """Keep FAISS from making arrays larger than a file of this size, or than its tables."""
+    """Limit the arrays that FAISS allocates while it reads a file of ``size`` bytes.
+
+    A damaged file then raises an error instead of asking for more memory than the machine has.
+    """
     with _limits_lock:
         known = [name for name in _LIMITS if hasattr(faiss, f"set_deserialization_{name}_limit")]
         before = [getattr(faiss, f"get_deserialization_{name}_limit")() for name in known]

@@ -89,7 +89,7 @@ class State(Manifest):
         return self.maps[name]
 
     def verify(self, directory: Path) -> None:
-        """Raise CorruptError if a file is not what was written."""
+        """Raise CorruptError if the checksum of a file differs from the one in the manifest."""
         for name, entry in self.arrays.items():
             actual = checksum(self.map(name, directory))
             if actual != entry.crc32:

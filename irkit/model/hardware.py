@@ -1,4 +1,4 @@
-"""Devices and lower precision: which there are, and whether a model's vectors stay nearly the same."""
+"""Find devices, and choose a lower precision only if it changes the vectors of a model little."""
 
 from __future__ import annotations
 

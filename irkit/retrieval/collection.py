@@ -106,10 +106,10 @@ def open_collection(
 
 
 def content_of(model: AnyModel, item: Document | Query) -> Any:
-    """Return what a model encodes of a document or a query: its text, its weights or its vector.
+    """Return the part of a document or query that a model encodes: text, weights by term, or vector.
 
     Raises:
-        BadValueError: It lacks that.
+        BadValueError: The document or query lacks this part.
     """
     text = item.text if isinstance(item, Query) else item.full_text
     if item.vector is not None and not text and not isinstance(model, Impacts | Vectors):

@@ -175,7 +175,7 @@ def _rerank_run(
 def _choose_rows(
     collection: Collection, selection: Selection, scores: list[Array], rows: list[Rows]
 ) -> list[Rows]:
-    """Return the positions of the documents of the index to return for each query, best first.
+    """Choose, for each query, which candidates from the index to return; positions, best first.
 
     Raises:
         BadValueError: No document of the index has the key to group by.

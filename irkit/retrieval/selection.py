@@ -69,7 +69,7 @@ class SearchOptions(RankOptions, total=False):
 
 
 def group_of(document: Document, key: str) -> Hashable:
-    """Return what stands for the group of a document: equal for documents of one value of a key.
+    """Return a value that is equal for all documents of one group, those with one value of ``key``.
 
     Examples:
         >>> whole, real = Document("a", "", metadata={"page": 1}), Document("b", "", metadata={"page": 1.0})

@@ -105,7 +105,12 @@ def window_texts(documents: Sequence[Document], spans: Sequence[Array]) -> list[
 
 
 def text_spans(documents: Sequence[Document], spans: Sequence[Array]) -> list[Array]:
-    """Return where windows start and end in the texts without titles, from places in the full texts."""
+    """Convert the spans of windows from positions in the full texts to positions in the texts without titles.
+
+    Args:
+        documents: Documents of the index.
+        spans: For each document, ``(windows, 2)`` start and end of its windows in the full text.
+    """
     found = []
     for document, span in zip(documents, spans, strict=True):
         full = document.full_text
