@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import shutil
 from itertools import pairwise
 from pathlib import Path
@@ -392,3 +393,23 @@ def test_every_text_is_one_vector_however_long(tiny_bert: Path, tmp_path: Path) 
     hidden = model.encoder(model.tokenizer(texts))
     assert hidden.lengths.tolist() == [6, 1, 1]
     torch.testing.assert_close(vectors, torch.stack([row.mean(0) for row in hidden]), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("location", ["pre", "intra", "post"])
+def test_windows_that_overlap_give_the_outputs_of_the_authors(
+    location: str, attention: str, tmp_path: Path
+) -> None:
+    """A checkpoint of kernel 3, stride 2 and rotary positions, whose weights follow a formula."""
+    golden = json.loads((Path(__file__).parent / "golden" / "tite_overlap.json").read_text())
+    weights = {
+        name: (torch.sin(torch.arange(math.prod(shape)).double() * 1.7 + number) * 0.6).view(shape).float()
+        for number, (name, shape) in enumerate(sorted(golden["shapes"].items()))
+    }
+    (tmp_path / "config.json").write_text(json.dumps({**golden["settings"], "pooling_location": location}))
+    save_file(weights, tmp_path / "model.safetensors")
+    encoder = Encoder.from_pretrained(tmp_path, attention=attention).double()
+    with torch.no_grad():
+        found = encoder(Ragged.from_rows(golden["ids"], dtype=torch.int64)).values
+    wanted = torch.tensor(golden["outputs"][location], dtype=torch.float64)
+    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-7)
