@@ -249,7 +249,7 @@ def test_values_by_hand() -> None:
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_gradients_are_those_of_finite_differences(name: str) -> None:
-    for seed in range(4):
+    for seed in range(3):
         queries, documents = vectors(seed, 3, 4)
         loss = LOSSES[name]
         assert torch.autograd.gradcheck(lambda q, d: loss(scores_of(q, d, seed, 4)), (queries, documents))  # noqa: B023

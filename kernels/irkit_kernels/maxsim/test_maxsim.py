@@ -71,7 +71,7 @@ def flat(queries: Tokens, documents: Tokens) -> tuple[Tensor, Tensor, Tensor, Te
     return queries.values, queries.offsets, documents.values, documents.offsets
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(problems())
 def test_whole_numbers_are_exact(problem):
     queries, documents, pairs, generator = problem
@@ -94,7 +94,7 @@ def test_whole_numbers_are_exact(problem):
         assert torch.equal(ours, theirs)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(problems(whole=False))
 def test_rounding_is_that_of_float32(problem):
     queries, documents, pairs, generator = problem
@@ -119,7 +119,7 @@ def test_rounding_is_that_of_float32(problem):
         assert ((ours - theirs).abs() <= bound).all()
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(problems(dtypes=[torch.int8]))
 def test_int8_is_exact(problem):
     queries, documents, pairs, generator = problem

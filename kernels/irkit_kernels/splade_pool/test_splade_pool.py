@@ -89,7 +89,7 @@ def problems(draw, whole=True):
 poolings, activations = st.sampled_from(POOLINGS), st.sampled_from(ACTIVATIONS)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(problems(), poolings, st.integers(0, 2**31))
 def test_whole_numbers_are_exact(x, pooling, seed):
     weights, argmax = pool_forward(*x, "relu", pooling)
@@ -110,7 +110,7 @@ def test_whole_numbers_are_exact(x, pooling, seed):
         assert torch.equal(ours, theirs)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(problems(whole=False), activations, poolings, st.integers(0, 2**31))
 def test_rounding_is_that_of_float32(x, activation, pooling, seed):
     names = (activation, pooling)
@@ -280,7 +280,7 @@ def test_autocast_rounds_and_keeps_no_copy_of_the_matrix(pooling):
         assert ((ours - theirs).abs() <= 2**-7 * most + 1e-6).all()
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(
     problems(),
     activations,
