@@ -118,6 +118,21 @@ def test_hits_come_while_one_types(browser: Browser, address: str) -> None:
     assert browser.messages == []
 
 
+def test_what_is_typed_before_the_indexes_are_known_is_searched(browser: Browser, address: str) -> None:
+    late = "const now = fetch; fetch = async (...all) => {await new Promise(go => setTimeout(go, 700));"
+    source = late + " return now(...all)}"
+    script = browser.call("Page.addScriptToEvaluateOnNewDocument", source=source)["identifier"]
+    try:
+        browser.open(f'{address}#in=["words"]')
+        browser.type("gnu grass")
+        assert browser.run("document.querySelector('select')") is None  # nothing is known yet
+        browser.wait("document.querySelectorAll('.title').length > 0")
+        assert browser.run("document.getElementById('query').value") == "gnu grass"
+        assert titles(browser)[0] == "Gnu"
+    finally:
+        browser.call("Page.removeScriptToEvaluateOnNewDocument", identifier=script)
+
+
 def test_the_keyboard_is_enough(browser: Browser, address: str) -> None:
     show(browser, address, "gnu grass", ["words"], ["dense"])
     focused = "document.activeElement.innerText"

@@ -16,6 +16,7 @@ let models = [];
 let searching = new AbortController();
 let counting = new AbortController();
 let timer = 0;
+let typed = null; // what was typed since the last search; it stays while the indexes are not known yet
 
 // ---- state: a system is what a column searches, an index by name and those fused with it; `by` has for each
 // ---- column the model that ranks the hits again, or ""
@@ -272,25 +273,31 @@ async function begin() {
   find("unlock").hidden = true;
   find("compare").parentElement.hidden = indexes.length + models.length < 2;
   readAddress();
-  find("query").value = state.query;
+  state.query = find("query").value = typed ?? state.query;
+  typed = null;
   makeColumns();
   showFilters();
   search();
 }
 
-find("query").addEventListener("input", () => {
+function searchTyped() {
+  if (state.systems.length === 0) return; // begin will search for it
   clearTimeout(timer);
-  timer = setTimeout(() => {
-    state.query = find("query").value;
-    state.k = STEP;
-    search();
-  }, PAUSE);
+  state.query = find("query").value;
+  state.k = STEP;
+  typed = null;
+  search();
+}
+
+find("query").addEventListener("input", () => {
+  typed = find("query").value;
+  clearTimeout(timer);
+  timer = setTimeout(searchTyped, PAUSE);
 });
 
 find("search").addEventListener("submit", (event) => {
   event.preventDefault();
-  state.query = find("query").value;
-  search();
+  searchTyped();
 });
 
 find("compare").addEventListener("change", () => {
