@@ -376,7 +376,10 @@ def test_sigkill_during_adds_loses_nothing_that_was_acknowledged(tmp_path: Path)
             threads = [threading.Thread(target=add, args=(url, f"{attempt}-{worker}")) for worker in range(4)]
             for thread in threads:
                 thread.start()
-            time.sleep(random.Random(attempt).uniform(0.05, 0.4))
+            before = len(acknowledged)
+            while len(acknowledged) < before + attempt % 8 and any(map(threading.Thread.is_alive, threads)):
+                time.sleep(0.001)
+            time.sleep(random.Random(attempt).uniform(0, 0.1))
             running.kill()
             for thread in threads:
                 thread.join()
