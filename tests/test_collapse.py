@@ -106,6 +106,13 @@ def terms(document: float, query: float = 20.0) -> dict[str, float]:
         ),  # until it is full
         ([(50, terms(0.5) | loss(2.0)), (60, terms(0.5) | loss(2.0))], {60: "documents have 0.5 terms each"}),
         ([(50, {"kl": 2.0, "margin_mse": 1e9})], {}),
+        # with several heads
+        (
+            [(step, {"sparse_active_dims_document": 0.1}) for step in (10, 20)],
+            {20: "head sparse: documents have"},
+        ),
+        ([(step, {"dense_alike": 0.995}) for step in (10, 30, 50)], {30: "head dense: two vectors"}),
+        ([(step, {"dense_alike": 0.8, "dense_infonce": 1.0}) for step in (10, 30, 50)], {}),
     ],
 )
 def test_the_watch_tells_a_collapse_from_a_training(rows: Rows, said: dict[int, str]) -> None:

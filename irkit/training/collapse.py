@@ -37,7 +37,7 @@ _DENSE = 0.9  # share of the vocabulary, like `CalibrationConfig.highest`
 
 def is_sign(name: str) -> bool:
     """Return True if a logged value serves `CollapseWatch` alone and is not written to the log."""
-    return name == ALIKE or name.endswith(CHANCE)
+    return name == ALIKE or name.endswith((f"_{ALIKE}", CHANCE))
 
 
 @torch.no_grad()
@@ -120,29 +120,30 @@ class CollapseWatch:
             step: Number of completed steps.
             share: Share of all steps that are completed.
         """
-        for side, texts in (("query", "queries"), ("document", "documents")):
-            terms = logs.get(f"active_dims_{side}")
-            if terms is not None and self._vocabulary is not None:
-                yield from self._check_terms(side, f"{texts} have", terms, step, share)
-        for name in logs:
+        for name, value in logs.items():  # with several heads, after the name of one and "_"
+            for side, texts in (("query", "queries"), ("document", "documents")):
+                if name.endswith(f"active_dims_{side}") and self._vocabulary is not None:
+                    of = _head_of(name, f"active_dims_{side}")
+                    yield from self._check_terms(side, of, f"{of}{texts} have", value, step, share)
             if name.endswith(CHANCE):
                 yield from self._check_loss(name.removesuffix(CHANCE), logs, step, share)
-        alike = logs.get(ALIKE, 0.0)
-        if ALIKE in logs and alike < _UNLIKE:
-            self._was_good.add(ALIKE)
-        if alike >= _ALL_ALIKE:
-            yield (
-                ALIKE,
-                self._judged(ALIKE, step, share),
-                f"two vectors of a batch have a cosine of {alike:.3f} on average at step {step}: all texts "
-                f"look alike to the model; {self._slower}, and train by a loss with negatives, as infonce",
-            )
+            elif is_sign(name) and value < _UNLIKE:
+                self._was_good.add(name)
+            elif is_sign(name) and value >= _ALL_ALIKE:
+                said = (
+                    f"two vectors of a batch have a cosine of {value:.3f} on average at step {step}: all "
+                    f"texts look alike to the model; {self._slower}, and train by a loss with negatives, as "
+                    "infonce"
+                )
+                yield name, self._judged(name, step, share), _head_of(name, ALIKE) + said
 
-    def _check_terms(self, side: str, have: str, terms: float, step: int, share: float) -> Iterator[Symptom]:
+    def _check_terms(
+        self, side: str, of: str, have: str, terms: float, step: int, share: float
+    ) -> Iterator[Symptom]:
         most = self._vocabulary or 0
         if terms < _DEAD:
             yield (
-                f"dead {side}",
+                f"dead {of}{side}",
                 True,
                 f"{have} {terms:.2g} terms each at step {step}: their sparse vectors are dying, and what has "
                 f"no term learns nothing; lower the factor '{side}' of the regularizer, add the regularizer "
@@ -150,7 +151,7 @@ class CollapseWatch:
             )
         if terms > _DENSE * most:
             yield (
-                f"dense {side}",
+                f"dense {of}{side}",
                 share >= _REGULARIZED and step >= _STEPS,
                 f"{have} {terms:,.0f} of {most:,} terms each at step {step}: their vectors are not sparse, "
                 f"and an index of them is large and slow; raise the factor '{side}' of the regularizer, or "
@@ -178,3 +179,9 @@ class CollapseWatch:
         should be good by now. In the first steps no value counts.
         """
         return step >= _STEPS and (name in self._was_good or share >= _SETTLED)
+
+
+def _head_of(name: str, value: str) -> str:
+    """Return the head of several that a logged value belongs to, as the start of a message; else ""."""
+    head = name.removesuffix(value).removesuffix("_")
+    return f"head {head}: " if head else ""

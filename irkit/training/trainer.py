@@ -122,7 +122,8 @@ class Trainer(transformers.Trainer):
         self._sums: dict[str, Any] = {}
         self._steps = 0.0
         self._losses: list[Tensor] = []
-        terms = self.step.model.dim if isinstance(model, ModelStep) and model.model.kind == "sparse" else None
+        heads = self.step.model.heads.values() if isinstance(model, ModelStep) else ()
+        terms = max((head.dim for head in heads if head.kind == "sparse"), default=None)
         self._watch = CollapseWatch(args.learning_rate, terms)
         self._copy = copy.deepcopy(model) if args.fsdp else None  # gets whole weights to save and evaluate
         # transformers' trainer
