@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,13 @@ import torch
 from three_heads import QUERIES, WEIGHTS, make_model
 
 from irkit import Dense, Model, Retriever
+from irkit.data import Document
 from irkit.errors import BadTypeError, BadValueError, ConfigError, CorruptError, IrkitError
 from irkit.index import Limits, SeveralIndex, Store, compact, use_limits
+from irkit.index.array_files import read_manifest
+from irkit.index.layout import check_layout
 from irkit.retrieval.fusing import score_several
+from irkit.retrieval.windows import split_documents
 
 WORDS = ["search", "index", "vector", "token", "model", "neural", "text"]
 NOTES = [
@@ -206,6 +211,80 @@ def test_a_failed_change_changes_no_head(retriever: Retriever, monkeypatch: pyte
     assert {len(part) for part in retriever.index.parts.values()} == {25}
 
 
+LONG = [
+    {"_id": f"d{i}", "text": " ".join(WORDS[(i * k * k + k) % 7] for k in range(9 * i))} for i in range(8)
+]
+
+
+@pytest.mark.parametrize("pool", ["max", "mean"])
+def test_documents_in_windows(model: Model, tmp_path: Path, pool: str) -> None:
+    """Each head pools the windows of a document; the passage has the highest weighted sum of the heads."""
+    windows: Any = {"length": 6, "stride": 4, "pool": pool}
+    retriever = Retriever.build(model, LONG, tmp_path / "index", windows=windows)
+    assert retriever.stats()["windows"] > 40
+    assert all(part.windows == retriever.index.windows for part in retriever.index.parts.values())
+    weights = {"dense": 0.7, "sparse": 0.1, "multi_vector": 0.2}
+    hits = retriever.search(QUERIES[0], 8, fuse=weights)
+    assert len(hits) == 8
+    for hit in hits:
+        spans = split_documents(model, retriever.index.windows, [Document(hit.id, hit.text)])[0].tolist()
+        texts = [hit.text[start:end] for start, end in spans]
+        heads = {name: exact(model, {name: weight}, texts)[0] for name, weight in weights.items()}
+        pooled = sum(getattr(np, pool)(scores) for scores in heads.values())
+        assert hit.score == pytest.approx(pooled, abs=1e-5)
+        best = sum(heads.values())
+        assert best[spans.index([*hit.passage])] == pytest.approx(best.max(), abs=1e-5)
+    again = retriever.rerank(QUERIES[0], {note["_id"]: note["text"] for note in LONG}, fuse=weights)
+    assert [(hit.id, hit.passage) for hit in again] == [(hit.id, hit.passage) for hit in hits]
+    np.testing.assert_allclose([hit.score for hit in again], [hit.score for hit in hits], atol=1e-5)
+    known = retriever.rerank(QUERIES[0], [hit.id for hit in hits])
+    matched = 0
+    for hit in known:
+        found = retriever.explain(QUERIES[0], hit.id)
+        assert found.score == pytest.approx(hit.score, abs=1e-5)
+        assert {*found.parts} == {*weights}
+        places = [match.document for match in found.parts["multi_vector"].matches]
+        places = [place for place in places if place.start < place.end]
+        assert all(found.document[place.start : place.end] == place.token for place in places)
+        assert all(hit.passage.start <= place.start < place.end <= hit.passage.end for place in places)
+        matched += len(places)
+    assert matched
+    for row in retriever.search(QUERIES, 3):  # by ranks
+        assert all(0 <= hit.passage.start < hit.passage.end <= len(hit.text) for hit in row if hit.text)
+
+
+def test_changes_of_documents_in_windows(model: Model, tmp_path: Path) -> None:
+    retriever = Retriever.build(model, LONG[:5], tmp_path / "index", windows={"length": 6})
+    retriever.add(LONG[5:])
+    retriever.remove(["d3", "d6"])
+    retriever.update([{"_id": "d4", "text": "neural search"}])
+    before = retriever.search(QUERIES, 9, fuse=WEIGHTS)
+    assert {hit.id for hit in before[0]} == {"d0", "d1", "d2", "d4", "d5", "d7"}
+    assert len(retriever) == len(retriever.documents.find(["d1"])) + 5
+    retriever.close()
+    compact(tmp_path / "index")
+    again = Retriever.load(tmp_path / "index", model)
+    assert again.search(QUERIES, 9, fuse=WEIGHTS) == before
+    assert again.stats()["removed"] == 0
+    fresh = [note for note in LONG if note["_id"] not in ("d3", "d4", "d6")]
+    fresh.append({"_id": "d4", "text": "neural search"})
+    built = Retriever.build(model, fresh, tmp_path / "fresh", windows={"length": 6})
+    for row, wanted in zip(built.search(QUERIES, 9, fuse=WEIGHTS), before, strict=True):
+        expected = {hit.id: hit.score for hit in wanted}
+        assert {hit.id: hit.score for hit in row} == pytest.approx(expected, abs=1e-5)
+
+
+def test_windows_that_do_not_belong_to_the_documents(model: Model, tmp_path: Path) -> None:
+    Retriever.build(model, LONG[:3], tmp_path / "index", windows={"length": 6}).close()
+    manifest = tmp_path / "index" / "irkit.json"
+    state = read_manifest(manifest.read_bytes(), manifest)
+    check_layout(tmp_path, state.arrays, state.meta)
+    meta = copy.deepcopy(state.meta)
+    meta["index"]["parts"]["sparse"].pop("windows")
+    with pytest.raises(CorruptError, match="windows of sparse"):
+        check_layout(tmp_path, state.arrays, meta)
+
+
 @pytest.mark.parametrize(
     ("fuse", "error", "message"),
     [
@@ -238,8 +317,6 @@ def test_wrong_calls_are_refused(
         retriever.rerank("text", ["d1"], fuse="rrf")  # type: ignore[call-overload]
     with pytest.raises(BadValueError, match="index of several shards for a model with several heads"):
         Retriever.build(model, NOTES, tmp_path / "shards", shards=2)
-    with pytest.raises(BadValueError, match="index of windows for a model with several heads"):
-        Retriever.build(model, NOTES, tmp_path / "windows", windows={"length": 16})
     index = {"kind": "several", "indexes": {"other": "flat"}}
     with pytest.raises(ConfigError, match=r"indexes of \['other'\]; the model has the heads dense"):
         Retriever.build(model, NOTES, tmp_path / "other", index=index)

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from irkit import Model, Retriever, score
+from irkit import Hybrid, Model, Retriever, score
 from irkit.data import Document
 from irkit.errors import BadValueError, ConfigError, CorruptError, StorageError
 from irkit.index import WindowedIndex, WindowsConfig, compact
@@ -343,3 +343,17 @@ def test_served(models: dict[str, Model], tmp_path: Path) -> None:
     assert all(hit.passage is None for hit in plain.search("gnu", 2))
     [answer] = rerank_ids(["gnu"], [["d1"]], None, plain)
     assert "passage" not in answer["hits"][0]
+
+
+def test_hybrid_tells_the_passage(models: dict[str, Model], tmp_path: Path) -> None:
+    """The passage is that of the retriever with windows, for documents that it holds."""
+    documents = collection(12)
+    words = Retriever.build("bm25", documents, tmp_path / "words")
+    cut = Retriever.build(models["dense"], documents[:8], tmp_path / "cut", windows=LENGTH)
+    queries = ["neural search", "gnu hip"]
+    wanted = [{hit.id: hit.passage for hit in hits} for hits in cut.search(queries, 8)]
+    for hits, known in zip(Hybrid([words, cut]).search(queries, 12), wanted, strict=True):
+        assert {hit.id for hit in hits} > known.keys()
+        assert {hit.id: hit.passage for hit in hits if hit.passage is not None} == known
+    assert all(hit.passage is None for hit in Hybrid([words, words]).search("gnu hip", 3))
+    assert Hybrid([words, cut]).search("gnu", 3, fields=["title"])[0].text == ""

@@ -11,7 +11,7 @@ from irkit.arguments import brief, suggest
 from irkit.errors import BadTypeError, BadValueError, StorageError
 from irkit.exporting.contents import Contents
 from irkit.exporting.target import Target
-from irkit.index import Index, WindowedIndex
+from irkit.index import Index
 from irkit.retrieval.retriever import Retriever
 from irkit.utils.atomic import check_folder, publish_folder, replacing, scratch
 from irkit.utils.plugins import Registry
@@ -104,7 +104,7 @@ def _check_contents(contents: Contents, to: str, target: Target) -> None:
             f"export: {to} holds {' and '.join(target.kinds)}, and this index is {contents.kind}; "
             "export to another engine, or to jsonl"
         )
-    if isinstance(contents.retriever.index, WindowedIndex):
+    if contents.retriever.index.windows is not None:
         raise BadValueError(
             f"export: the documents of {contents.retriever.store.path} are in windows, and have several "
             "vectors each; export an index that was built without windows"

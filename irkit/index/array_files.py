@@ -285,7 +285,7 @@ def _canonical(body: Mapping[str, Any]) -> bytes:
 
 
 _BETWEEN = "__"  # stands in no name of a part, and in no name of an array
-_SHARED = "removed.bin"  # by all parts and the documents
+_SHARED = ("removed.bin", "removed_documents.bin")  # by all parts and the documents
 
 
 def part_name(part: str, name: str) -> str:
@@ -295,11 +295,11 @@ def part_name(part: str, name: str) -> str:
         >>> part_name("dense", "values.bin"), part_name("dense", "removed.bin")
         ('dense__values.bin', 'removed.bin')
     """
-    return name if name == _SHARED else f"{part}{_BETWEEN}{name}"
+    return name if name in _SHARED else f"{part}{_BETWEEN}{name}"
 
 
 def part_entries(entries: Mapping[str, Entry], part: str) -> dict[str, Entry]:
     """Return the arrays of one of several indexes among those of a manifest, by their names in the index."""
     start = part_name(part, "")
     own = {key.removeprefix(start): entry for key, entry in entries.items() if key.startswith(start)}
-    return own | {key: entry for key, entry in entries.items() if key == _SHARED}
+    return own | {key: entry for key, entry in entries.items() if key in _SHARED}

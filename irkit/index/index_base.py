@@ -16,7 +16,7 @@ from irkit.core.scoring import score
 from irkit.errors import BadTypeError, BadValueError, StorageError
 from irkit.index.array_files import Array
 from irkit.index.index_kinds import INDEX_KINDS, suitable_names
-from irkit.index.index_settings import IndexConfig
+from irkit.index.index_settings import IndexConfig, WindowsConfig
 from irkit.index.layout import removed_rows
 from irkit.index.state import snapshot
 from irkit.index.store import Store
@@ -47,7 +47,10 @@ class Index(ABC):
         store: Where everything is stored.
         config: The configuration. Settings of the search may be replaced at any time, as in
             ``index.config = index.config.model_copy(update={"ef_search": 128})``.
+        windows: How documents are cut into rows; None if each is one row.
     """
+
+    windows: WindowsConfig | None = None
 
     def __init__(self, store: Store, config: IndexConfig) -> None:
         """Use `create_index` or `open_index`."""

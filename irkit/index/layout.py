@@ -28,7 +28,7 @@ _MOST = 1 << 32  # rows, dimensions or terms: 32 bits hold them
 _ALIGNMENT = 64  # bytes: arrays in a segment start at multiples
 
 
-def check_layout(path: Path, entries: Entries, meta: Mapping[str, Any]) -> None:
+def check_layout(path: Path, entries: Entries, meta: Mapping[str, Any], documents: int | None = None) -> None:
     """Refuse a manifest whose arrays and numbers do not fit together, without a look into the files.
 
     The contents of files are checked when they are read.
@@ -37,6 +37,7 @@ def check_layout(path: Path, entries: Entries, meta: Mapping[str, Any]) -> None:
         path: Path of the index, for messages.
         entries: Arrays by name.
         meta: Other values of the manifest.
+        documents: Number of documents; None counts their hashes in ``entries``.
 
     Raises:
         CorruptError: They do not fit together, so irkit did not write them.
@@ -71,18 +72,25 @@ def check_layout(path: Path, entries: Entries, meta: Mapping[str, Any]) -> None:
         return
     # the arrays that this configuration and these numbers need
     _check_structure(entries, about, need)
-    windows = about.get("windows")
-    need(windows is None or isinstance(windows, dict), f"windows {windows!r:.60}")
     kind, representation = INDEX_KINDS[config.kind], about["representation"]
     need(representation is None or representation in kind.holds, f"kind {representation!r:.60}")
     need(representation or not about["rows"], "rows of no kind")
-    expected = list(common_arrays(entries))
-    if windows:
-        expected.append(("window_spans.bin", "<i8", (2,), about["rows"]))
-        expected.append(("window_ends.bin", "<i8", (), count_rows(entries, "hashes.bin")))
+    expected = [*common_arrays(entries), *_window_arrays(entries, about, documents, need)]
     if representation and kind.arrays:
         expected += kind.arrays(entries, about, config)
     _check_expected(entries, expected, need)
+
+
+def _window_arrays(
+    entries: Entries, about: Mapping[str, Any], documents: int | None, need: Callable[[object, str], None]
+) -> Iterator[Expected]:
+    """Yield the arrays that divide windows among documents, if documents are cut."""
+    windows = about.get("windows")
+    need(windows is None or isinstance(windows, dict), f"windows {windows!r:.60}")
+    if windows:
+        count = count_rows(entries, "hashes.bin") if documents is None else documents
+        yield "window_spans.bin", "<i8", (2,), about["rows"]
+        yield "window_ends.bin", "<i8", (), count
 
 
 def _check_several(
@@ -99,7 +107,8 @@ def _check_several(
     need(fine and list(parts) == list(config.indexes), "parts")
     for name, part in parts.items():
         need(isinstance(part.get("config"), dict) and part["config"].get("kind") != "several", f"part {name}")
-        check_layout(path, part_entries(entries, name), {"index": part})
+        need(part.get("windows") == about.get("windows"), f"windows of {name}")
+        check_layout(path, part_entries(entries, name), {"index": part}, count_rows(entries, "hashes.bin"))
         need(part["rows"] == about["rows"], f"rows of {name}")
     need(about["representation"] in (None, "several"), "kind")
     need(count_rows(entries, "sorted_rows.bin") <= count_rows(entries, "hashes.bin"), "sorted ids")

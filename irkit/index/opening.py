@@ -58,7 +58,7 @@ def create_index(
     Args:
         store: From `Store.build`.
         config: A configuration or its short name, see `index_config`.
-        windows: Makes a `WindowedIndex`, whose documents have any number of rows.
+        windows: Makes a `WindowedIndex`, whose documents have any number of rows, or several of them.
 
     Raises:
         ConfigError: There is no such index.
@@ -85,12 +85,10 @@ def create_index(
     one_thread_after_fork()  # a build trains later
     saved = chosen.model_dump(mode="json")
     with store.update():
-        new = _empty(saved)
-        if windows is not None:
-            new["windows"] = windows.model_dump(mode="json")
+        new = _empty(saved, windows)
         begun = store.meta.setdefault("index", new)
         for name, part in saved["indexes"].items() if isinstance(chosen, SeveralConfig) else ():
-            begun.setdefault("parts", {}).setdefault(name, _empty(part))
+            begun.setdefault("parts", {}).setdefault(name, _empty(part, windows))
         if begun["config"] != saved:
             raise BadValueError(
                 f"index {store.path}: the build that is resumed is of {begun['config']}, not of {saved}; "
@@ -99,9 +97,10 @@ def create_index(
     return open_index(store)
 
 
-def _empty(config: Mapping[str, Any]) -> dict[str, Any]:
+def _empty(config: Mapping[str, Any], windows: WindowsConfig | None) -> dict[str, Any]:
     """Return what a manifest says of an index without rows."""
-    return {"config": config, "representation": None, "dim": 0, "rows": 0}
+    new = {"config": config, "representation": None, "dim": 0, "rows": 0}
+    return new if windows is None else new | {"windows": windows.model_dump(mode="json")}
 
 
 def open_index(store: Store) -> Index:
@@ -161,8 +160,7 @@ def compact(path: str | Path, *, progress: StageProgress | None = None) -> None:
         if old.refresh():
             raise StorageError(f"compacting {path}: it was changed meanwhile; run it again")
         source, texts = open_index(old), Documents(old)
-        windows = source.windows if isinstance(source, WindowedIndex) else None
-        index, documents = create_index(new, source.config, windows=windows), Documents(new)
+        index, documents = create_index(new, source.config, windows=source.windows), Documents(new)
         with new.update():
             Vocabulary(new).copy(old)
         rows = np.flatnonzero(source.live)

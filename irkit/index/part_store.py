@@ -17,8 +17,9 @@ class PartStore(Store):
     """The arrays and values of one index among several of a store, with the interface of a store.
 
     The array ``values.bin`` of the part ``dense`` is ``dense__values.bin`` of the whole, and
-    ``meta["index"]`` of the part is ``meta["index"]["parts"]["dense"]`` of the whole. Removed rows belong to
-    all parts. Changes and snapshots are those of the whole, so that all parts are committed together.
+    ``meta["index"]`` of the part is ``meta["index"]["parts"]["dense"]`` of the whole. Removed rows and
+    documents belong to all parts. Changes and snapshots are those of the whole, so that all parts are
+    committed together.
 
     Attributes:
         whole: The store.

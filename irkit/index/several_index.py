@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
+
+import numpy as np
 
 from irkit.arguments import brief
 from irkit.core.representation import Representation, Several
 from irkit.errors import BadTypeError, BadValueError
 from irkit.index.array_files import Array
-from irkit.index.index_base import Index, StageProgress, row_list
+from irkit.index.index_base import Index, StageProgress, as_rows, row_list
 from irkit.index.index_kinds import SeveralConfig
 from irkit.index.state import snapshot
 from irkit.index.store import Store
 from irkit.index.topk import Hits
+from irkit.index.windowed import WindowedIndex
 
 
 class SeveralIndex(Index):
     """Rows of several representations, each in an index of its own; all are changed and committed together.
 
     Each part is searched on its own: ``index.parts["dense"].search(...)``. `irkit.Retriever` searches all of
-    them and fuses their hits.
+    them and fuses their hits. Parts of documents in windows are `WindowedIndex`, of the same windows each.
 
     Attributes:
         parts: Indexes by name.
@@ -31,11 +35,22 @@ class SeveralIndex(Index):
         """Use `create_index` or `open_index`."""
         super().__init__(store, config)
         self.parts = parts
+        self._first = next(iter(parts.values()))
+        self.windows = self._first.windows
 
     @property
     def kinds(self) -> tuple[str, ...]:
         """Kinds of representation that it can hold."""
         return ("several",)
+
+    def __len__(self) -> int:
+        """Documents ever added, removed ones included."""
+        return len(self._first)
+
+    @property
+    def live(self) -> Array:
+        """``(len(self),)`` bool: documents that are not removed."""
+        return self._first.live
 
     def add(self, representation: Representation) -> range:
         """Add documents, see `Index.add`.
@@ -43,18 +58,29 @@ class SeveralIndex(Index):
         Args:
             representation: A `Several` with the names of the parts.
         """
+        return self._add(representation, lambda part, rows: part.add(rows))
+
+    def add_windows(self, representation: Representation, spans: Sequence[Array]) -> range:
+        """Add documents in windows, see `WindowedIndex.add_windows`."""
+        return self._add(representation, lambda part, rows: cast(Any, part).add_windows(rows, spans))
+
+    def _add(self, representation: Representation, add: Callable[[Index, Representation], object]) -> range:
         with self.store.update():
             self._check("adding documents", representation)
-            rows = cast(Any, representation).parts
-            start, about = len(self), self.store.meta["index"]
+            rows, start = cast(Any, representation).parts, len(self)
             for name, part in self.parts.items():
-                part.add(rows[name])
-            about |= {
-                "representation": "several",
-                "dim": sum(part.dim for part in self.parts.values()),
-                "rows": start + len(representation),
-            }
+                add(part, rows[name])
+            self._note_rows()
             return range(start, len(self))
+
+    def _note_rows(self) -> None:
+        """Write what parts have in common into the manifest."""
+        dim, rows = sum(part.dim for part in self.parts.values()), self._first.store.meta["index"]["rows"]
+        self.store.meta["index"] |= {"representation": "several", "dim": dim, "rows": rows}
+
+    def remove(self, rows: Sequence[int] | Array) -> int:
+        """Exclude documents from all later searches; what is removed of one part is removed of all."""
+        return self._first.remove(rows)
 
     def copy(self, source: Index, rows: Array) -> None:
         """Add documents ``rows (n,)``, ascending, of an index of the same parts, exactly as stored."""
@@ -62,9 +88,7 @@ class SeveralIndex(Index):
         with self.store.update():
             for name, part in self.parts.items():
                 part.copy(source.parts[name], rows)
-            about = source.store.meta["index"]
-            copied = {"representation": about["representation"], "dim": about["dim"]}
-            self.store.meta["index"] |= copied | {"rows": len(self) + len(rows)}
+            self._note_rows()
 
     def finish(self, progress: StageProgress | None = None) -> None:
         """Build or extend the structures of all parts."""
@@ -78,9 +102,32 @@ class SeveralIndex(Index):
         return Several({name: part.representations(chosen) for name, part in self.parts.items()})
 
     @snapshot
+    def passages(self, queries: Several, rows: Array, weights: Mapping[str, float]) -> Array:
+        """Return where the best window of each document starts and ends in its text.
+
+        The best window has the highest weighted sum of the scores of parts.
+
+        Args:
+            queries: ``n_q`` representations of each part.
+            rows: ``(n_q, k)`` documents; -1 stands for none.
+            weights: Weights by part.
+
+        Returns:
+            ``(n_q, k, 2)`` integers; 0 where the row is -1.
+        """
+        rows = as_rows("finding passages", rows, len(self), least=-1)
+        total: Any = 0.0
+        for name, weight in weights.items():
+            where, scores, counts = cast(Any, self.parts[name]).window_scores(queries.parts[name], rows)
+            total = total + weight * np.where(np.isneginf(scores), 0.0, scores)
+        return cast(WindowedIndex, self._first).best_spans(rows, where, total, counts)
+
+    @snapshot
     def stats(self) -> dict[str, Any]:
         """Return what `Index.stats` returns, and under ``parts`` the same for each part."""
-        return super().stats() | {"parts": {name: part.stats() for name, part in self.parts.items()}}
+        parts = {name: part.stats() for name, part in self.parts.items()}
+        common = {} if self.windows is None else {"windows": next(iter(parts.values()))["windows"]}
+        return super().stats() | common | {"parts": parts}
 
     def search(self, queries: Representation, k: int, allowed: Array | None = None) -> Hits:
         """Raise BadValueError: a part is searched, or a `irkit.Retriever`, which fuses the hits of all."""

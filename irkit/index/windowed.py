@@ -36,6 +36,8 @@ class WindowedIndex(Index):
         windows: How documents were cut, and how the scores of their windows become one.
     """
 
+    windows: WindowsConfig
+
     def __init__(self, store: Store, inner: Index, windows: WindowsConfig) -> None:
         """Use `create_index` or `open_index`; ``inner`` is the index of the windows in ``store``."""
         self.inner, self.windows = inner, windows
@@ -174,7 +176,7 @@ class WindowedIndex(Index):
 
     def _score_rows(self, queries: Representation, rows: Array) -> Array:
         table = np.full(rows.shape, -np.inf, np.float32)
-        where, scores, counts = self._window_scores(queries, rows)
+        where, scores, counts = self.window_scores(queries, rows)
         if len(counts):
             starts = np.cumsum(counts) - counts
             if self.windows.pool == "mean":
@@ -183,13 +185,14 @@ class WindowedIndex(Index):
                 table[where] = np.maximum.reduceat(scores, starts)
         return table
 
-    def _window_scores(self, queries: Representation, rows: Array) -> tuple[Any, Array, Array]:
+    def window_scores(self, queries: Representation, rows: Array) -> tuple[Any, Array, Array]:
         """Score the windows of documents ``rows (n_q, k)``, of which -1 stands for none.
 
         Returns:
             Where there are documents; the scores of their windows, document by document; their numbers.
         """
         where = np.nonzero(rows >= 0)
+        queries = queries.to("cpu", torch.float32)
         windows, counts = self._windows_of(rows[where])
         each = np.bincount(where[0], counts, len(rows)).astype(np.int64)  # windows of each query
         table = np.full((len(rows), int(each.max(initial=0))), -1, np.int64)
@@ -211,8 +214,11 @@ class WindowedIndex(Index):
         """
         self._check("finding passages", queries)
         rows = as_rows("finding passages", rows, len(self), least=-1)
+        return self.best_spans(rows, *self.window_scores(queries, rows))
+
+    def best_spans(self, rows: Array, where: Any, scores: Array, counts: Array) -> Array:
+        """Return `passages` from the scores of windows, see `window_scores`."""
         result = np.zeros((*rows.shape, 2), np.int64)
-        where, scores, counts = self._window_scores(queries.to("cpu", torch.float32), rows)
         if len(counts):
             starts = np.cumsum(counts) - counts
             scores = np.where(np.isnan(scores), -np.inf, scores)  # altered files hold NaN

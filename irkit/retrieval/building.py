@@ -22,6 +22,7 @@ from irkit.index import (
     Documents,
     IndexConfig,
     SeveralConfig,
+    SeveralIndex,
     StageProgress,
     Store,
     WindowedIndex,
@@ -78,7 +79,7 @@ def build_collection(
     stream = parse_documents(documents)
     if isinstance(model, Vectors):
         model, stream = model.fit(stream)
-    _check_one_head(model, shards, cut)
+    _check_one_head(model, shards)
     empty = model.encode_representation([], "document")
     config, stream = _choose_index(model, config, empty, stream)
     check_index(config, empty)
@@ -126,8 +127,8 @@ def add_documents(
     Each chunk is committed. Inside ``with store.update():`` all chunks are one commit at its end.
     """
     model = collection.model
-    if isinstance(collection.index, WindowedIndex):
-        _add_windows(collection, collection.index, documents, chunk_size, progress)
+    if collection.index.windows is not None:
+        _add_windows(collection, collection.index.windows, documents, chunk_size, progress)
         return
     waiting: deque[Document] = deque()  # read, but not encoded yet
 
@@ -153,14 +154,14 @@ def add_documents(
 
 def _add_windows(
     collection: Collection,
-    index: WindowedIndex,
+    windows: WindowsConfig,
     documents: Iterable[Document],
     chunk_size: int,
     progress: StageProgress | None,
 ) -> None:
     """Encode the windows of documents and store them, see `add_documents`; chunks count windows."""
-    model: Any = collection.model
-    for batch, spans in batch_documents(model, index.windows, documents, chunk_size):
+    model, index = cast(Any, collection.model), cast(WindowedIndex | SeveralIndex, collection.index)
+    for batch, spans in batch_documents(model, windows, documents, chunk_size):
         for document in batch:
             collection.content(document)  # refuses vectors without texts
         part = model.encode_representation(window_texts(batch, spans), "document")
@@ -187,12 +188,12 @@ def _build_key(
     return key
 
 
-def _check_one_head(model: AnyModel, shards: int | None, windows: WindowsConfig | None) -> None:
-    """Raise BadValueError if shards or windows are asked for with a model of several heads."""
-    if model.kind == "several" and (shards is not None or windows is not None):
+def _check_one_head(model: AnyModel, shards: int | None) -> None:
+    """Raise BadValueError if shards are asked for with a model of several heads."""
+    if model.kind == "several" and shards is not None:
         raise BadValueError(
-            f"building an index of {'windows' if shards is None else 'several shards'} for a model with "
-            "several heads: expected one head; leave that out, or give one of Model.heads"
+            "building an index of several shards for a model with several heads: expected one head; leave "
+            "shards out, or give one of Model.heads"
         )
 
 

@@ -18,7 +18,7 @@ from irkit.index import WindowsConfig
 from irkit.retrieval.collection import Collection
 from irkit.retrieval.highlighting import Segment, split_passages, split_segments, word_finder
 from irkit.retrieval.searching import find_rows
-from irkit.retrieval.windows import score_in_windows, windows_of
+from irkit.retrieval.windows import score_in_windows
 from irkit.tokenizer import TokenSpan, strings, well_formed
 from irkit.utils.atomic import write_text
 
@@ -145,7 +145,7 @@ def explain_document(
     if isinstance(model, Vectors):
         raise BadValueError("explaining a score: vectors that were computed elsewhere belong to no words")
     if not isinstance(model, Impacts):
-        windows = windows_of(collection.index)
+        windows = collection.index.windows
         if windows is not None:
             return _explain_windows(collection, windows, cast(str, query), item)
         return explain(cast(Any, model), cast(str, query), item.full_text)
@@ -171,11 +171,15 @@ def _explain_windows(
     def move(span: TokenSpan) -> TokenSpan:
         return span._replace(start=span.start + start, end=span.end + start)
 
-    matches = [
-        replace(match, document=move(match.document), repeats=tuple(map(move, match.repeats)))
-        for match in found.matches
-    ]
-    return Explanation(found.query, text, float(score), tuple(matches))
+    def moved(found: Explanation, score: float) -> Explanation:
+        matches = (
+            replace(match, document=move(match.document), repeats=tuple(map(move, match.repeats)))
+            for match in found.matches
+        )
+        parts = {name: moved(part, part.score) for name, part in found.parts.items()}
+        return Explanation(found.query, text, score, tuple(matches), parts)
+
+    return moved(found, float(score))
 
 
 def explain(model: Model, query: str, document: str) -> Explanation:

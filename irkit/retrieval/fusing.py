@@ -115,7 +115,7 @@ def score_several(index: SeveralIndex, queries: Several, rows: Array, weights: F
         ``(n_q, k)`` float32; -inf where the row is -1.
     """
     total = np.zeros(rows.shape)
-    for name, weight in _weights(queries, weights).items():
+    for name, weight in head_weights(queries, weights).items():
         scores = index.parts[name].rescore(queries.parts[name], rows).astype(np.float64)
         total += weight * np.where(np.isneginf(scores), 0.0, scores)
     total[rows < 0] = -np.inf
@@ -125,13 +125,14 @@ def score_several(index: SeveralIndex, queries: Several, rows: Array, weights: F
 def compare_several(queries: Several, documents: Several, weights: Fuse | None) -> torch.Tensor:
     """Return the weighted sum ``(n_q, n_d)`` of the scores of all parts, see `irkit.score`."""
     total = torch.zeros(len(queries), len(documents), device="cpu")
-    for name, weight in _weights(queries, weights).items():
+    for name, weight in head_weights(queries, weights).items():
         scores = score(queries.parts[name], documents.parts[name])
         total += weight * scores.masked_fill(scores == -torch.inf, 0.0)
     return total
 
 
-def _weights(queries: Several, weights: Fuse | None) -> Mapping[str, float]:
+def head_weights(queries: Several, weights: Fuse | None) -> Mapping[str, float]:
+    """Return the weights by head of a sum of scores: those given, or 1 for all."""
     return dict.fromkeys(queries.parts, 1.0) if weights is None or isinstance(weights, str) else weights
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Unpack
+from functools import partial
+from typing import Any, Unpack, cast
 
 from irkit.arguments import brief, check_counts
 from irkit.data import Document, QueriesLike, Query, parse_queries
@@ -25,13 +26,15 @@ from irkit.retrieval.selection import (
     check_group_key,
     parse_selection,
 )
+from irkit.retrieval.windows import Passage, find_passages
 
 
 class Hybrid(Searcher):
     """Searches with several retrievers, such as BM25 and a dense model, and fuses their results.
 
     The retrievers hold the same documents by the same ids. A document that only some of them hold can still
-    be found by these; its text comes from the first retriever that holds it.
+    be found by these; its text comes from the first retriever that holds it, and its passage from the first
+    that has it in windows.
 
     ``offset``, ``threshold`` and ``group_by`` of a search apply to the fused ranking. That ranking is made of
     ``depth`` results of each retriever, or of ``offset + k`` if that is more. While groups leave too few
@@ -88,9 +91,10 @@ class Hybrid(Searcher):
                 documents = {name: Document(name, "") for name in ids}
             else:
                 documents = self._documents(ids)
+            passages = self._passages(texts, [[name for name, _ in run[query]] for query in run.query_ids])
         results = [
-            [Hit.of(documents[name], score, selection.fields) for name, score in run[query]]
-            for query in run.query_ids
+            [Hit.of(documents[name], score, selection.fields, best.get(name)) for name, score in run[query]]
+            for query, best in zip(run.query_ids, passages, strict=True)
         ]
         return results, isinstance(queries, str)
 
@@ -186,6 +190,24 @@ class Hybrid(Searcher):
 
     def _fuse(self, runs: list[Run], k: int) -> Run:
         return fuse(runs, self.method, k, weights=self.weights, rrf_k=self.rrf_k)
+
+    def _passages(self, texts: list[str], found: list[list[str]]) -> list[dict[str, Passage | None]]:
+        """Return the best passage of each document by id, of the first retriever that has it in windows."""
+        passages: list[dict[str, Passage | None]] = [{} for _ in texts]
+        for retriever in self.retrievers:
+            if not isinstance(retriever, Retriever) or retriever.index.windows is None:
+                continue
+            ids, rows = [], []
+            for names, best in zip(found, passages, strict=True):
+                names = [name for name in names if name not in best]
+                places = retriever.documents.find(names)
+                ids.append([name for name, place in zip(names, places, strict=True) if place >= 0])
+                rows.append(places[places >= 0])
+            queries = partial(cast(Any, retriever.model).encode_representation, texts, "query")
+            spans = find_passages(retriever.index, queries, rows)
+            for best, names, line in zip(passages, ids, spans, strict=True):
+                best |= dict(zip(names, line, strict=True))
+        return passages
 
     def _documents(self, ids: set[str]) -> dict[str, Document]:
         by_id: dict[str, Document] = {}

@@ -17,7 +17,7 @@ from irkit.errors import BadTypeError, BadValueError
 from irkit.evaluation.run import Run
 from irkit.index import WindowsConfig
 from irkit.retrieval.collection import Collection, format_model
-from irkit.retrieval.fusing import check_fuse, heads_of
+from irkit.retrieval.fusing import Fuse, check_fuse, heads_of
 from irkit.retrieval.scorer import Array, Interaction, Scorer, score_checked, score_rows, score_texts
 from irkit.retrieval.searching import Hit, Rows, fetch_lists, find_rows, make_hits, parse_contents
 from irkit.retrieval.selection import (
@@ -28,7 +28,7 @@ from irkit.retrieval.selection import (
     check_group_key,
     parse_selection,
 )
-from irkit.retrieval.windows import Passage, score_in_windows, windows_of
+from irkit.retrieval.windows import Passage, score_in_windows
 
 Candidates: TypeAlias = Iterable[str] | Iterable[Hit] | Mapping[str, Any] | Iterable[Document]
 """Ids of documents of the index, or hits, whose ids count; or id -> text, or documents."""
@@ -81,7 +81,7 @@ def rerank(
         raise BadValueError("reranking: an interaction and a teacher; expected one of them at most")
     fuse = _check_fuse(collection, options.get("fuse"), interaction)
     _check_interaction(collection, interaction)
-    if interaction is not None and windows_of(collection.index) is not None:
+    if interaction is not None and collection.index.windows is not None:
         raise BadValueError(
             "reranking: an interaction, and an index of windows, whose documents have several "
             "representations; leave the interaction out, or give a teacher"
@@ -103,12 +103,12 @@ def rerank(
         best = _choose_rows(collection, selection, scores, rows)
         rows, scores = _take(rows, best), _take(scores, best)
         encode = partial(collection.model.encode_representation, contents, "query")
-        hits = make_hits(collection, encode, rows, scores, selection.fields)
+        hits = make_hits(collection, encode, rows, scores, selection.fields, fuse)
     else:
         passages: list[list[Passage | None]] = [[None] * len(line) for line in lists]
-        windows = windows_of(collection.index)
+        windows = collection.index.windows
         if teacher is None and windows is not None:
-            scores, passages = _score_in_windows(collection, windows, contents, lists)
+            scores, passages = _score_in_windows(collection, windows, contents, lists, fuse)
         elif teacher is None:
             scores = score_texts(collection.model, contents, lists, interaction, fuse)
         else:
@@ -122,14 +122,18 @@ def rerank(
 
 
 def _score_in_windows(
-    collection: Collection, windows: WindowsConfig, contents: list[Any], lists: list[list[Document]]
+    collection: Collection,
+    windows: WindowsConfig,
+    contents: list[Any],
+    lists: list[list[Document]],
+    fuse: Fuse | None,
 ) -> tuple[list[Array], list[list[Passage | None]]]:
     """Score the candidates of each query by their windows; each distinct document is encoded once."""
     documents = list({(item.title, item.text): item for line in lists for item in line}.values())
     if not documents:
         return [np.empty(0, np.float32) for _ in lists], [[] for _ in lists]
     numbers = {(item.title, item.text): number for number, item in enumerate(documents)}
-    table, passages = score_in_windows(collection, windows, contents, documents)
+    table, passages = score_in_windows(collection, windows, contents, documents, fuse)
     chosen = [[numbers[item.title, item.text] for item in line] for line in lists]
     return (
         [values[np.array(line, np.int64)] for values, line in zip(table, chosen, strict=True)],

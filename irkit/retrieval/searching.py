@@ -127,13 +127,17 @@ def fetch_lists(documents: Documents, rows: Sequence[Rows]) -> list[list[Documen
 
 
 def _read_hits(
-    collection: Collection, queries: Representation, hits: Hits, fields: frozenset[str] | None
+    collection: Collection,
+    queries: Representation,
+    hits: Hits,
+    fields: frozenset[str] | None,
+    fuse: Fuse | None,
 ) -> list[list[Hit]]:
     """Return the hits of each query with all or some fields of their documents; see `SearchOptions`."""
     found = [line >= 0 for line in hits.rows]
     rows = [line[is_hit] for line, is_hit in zip(hits.rows, found, strict=True)]
     scores = [line[is_hit] for line, is_hit in zip(hits.scores, found, strict=True)]
-    return make_hits(collection, lambda: queries, rows, scores, fields)
+    return make_hits(collection, lambda: queries, rows, scores, fields, fuse)
 
 
 def make_hits(
@@ -142,12 +146,14 @@ def make_hits(
     rows: list[Rows],
     scores: list[Scores],
     fields: frozenset[str] | None = None,
+    fuse: Fuse | None = None,
 ) -> list[list[Hit]]:
     """Return the hits of each query, of which the rows and scores are known; see `SearchOptions`.
 
-    ``queries`` returns the queries, and is called if the index has passages.
+    ``queries`` returns the queries, and is called if the index has passages. ``fuse`` weighs the heads for
+    them, where there are several.
     """
-    documents, passages = collection.documents, find_passages(collection, queries, rows)
+    documents, passages = collection.documents, find_passages(collection.index, queries, rows, fuse)
     if fields is not None and fields <= {"id"}:  # the other fields stay on disk
         lists = [[Document(name, "") for name in documents.ids(line)] for line in rows]
     else:
@@ -197,7 +203,7 @@ def find_documents(
     """Return the hits of a query, or of each query, see `irkit.Retriever.search`."""
     contents, single = parse_contents("searching", collection.model, queries)
     batches = _find_hits(collection, contents, selection, filter, feedback, fuse)
-    found = [hits for batch in batches for hits in _read_hits(collection, *batch, selection.fields)]
+    found = [hits for batch in batches for hits in _read_hits(collection, *batch, selection.fields, fuse)]
     return found[0] if single else found
 
 

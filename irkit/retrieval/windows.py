@@ -8,19 +8,20 @@ tokenizer treats the start of a text in another way, is divided again. So no tok
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 
-from irkit.core.representation import Representation
+from irkit.core.representation import Representation, Several
 from irkit.core.scoring import score
 from irkit.data import Document
 from irkit.encoder_free import EncoderFreeModel
 from irkit.errors import BadValueError
-from irkit.index import Index, WindowedIndex, WindowsConfig
+from irkit.index import WindowsConfig
 from irkit.index.array_files import Array
 from irkit.retrieval.collection import AnyModel, Collection
+from irkit.retrieval.fusing import Fuse, head_weights
 
 
 class Passage(NamedTuple):
@@ -66,11 +67,6 @@ def parse_windows(
             "model reads beside special tokens and prompt, and a stride of at most the length"
         )
     return config.model_copy(update={"length": length, "stride": stride})
-
-
-def windows_of(index: Index) -> WindowsConfig | None:
-    """Return how the documents of an index are cut; None if they are not."""
-    return index.windows if isinstance(index, WindowedIndex) else None
 
 
 def split_documents(model: Any, windows: WindowsConfig, documents: Sequence[Document]) -> list[Array]:
@@ -138,7 +134,11 @@ def batch_documents(
 
 
 def score_in_windows(
-    collection: Collection, windows: WindowsConfig, contents: Sequence[Any], documents: Sequence[Document]
+    collection: Collection,
+    windows: WindowsConfig,
+    contents: Sequence[Any],
+    documents: Sequence[Document],
+    fuse: Fuse | None = None,
 ) -> tuple[Array, list[list[Passage]]]:
     """Score documents that need not be in the index, as if they were in it.
 
@@ -147,6 +147,7 @@ def score_in_windows(
         windows: How documents are cut.
         contents: ``n_q`` queries as the model takes them.
         documents: ``n`` documents.
+        fuse: Weights of several heads, all 1 by default. The best passage has the highest weighted sum.
 
     Returns:
         Scores ``(n_q, n)`` float32, and the best passage of each document for each query.
@@ -154,37 +155,58 @@ def score_in_windows(
     model: Any = collection.model
     spans = split_documents(model, windows, documents)
     encoded = model.encode_representation(window_texts(documents, spans), "document")
-    with torch.inference_mode():
-        scores = score(model.encode_representation(contents, "query"), encoded).float().cpu().numpy()
-    parts = np.split(scores, np.cumsum([len(span) for span in spans])[:-1], axis=1)
-    pool = np.mean if windows.pool == "mean" else np.max
-    table = np.stack([pool(part, axis=1) for part in parts], axis=1).astype(np.float32)
-    best = np.stack([part.argmax(1) for part in parts], axis=1)
+    queries = model.encode_representation(contents, "query")
+    ends, pool = np.cumsum([len(span) for span in spans])[:-1], np.mean if windows.pool == "mean" else np.max
+    total, table = np.zeros((len(queries), len(encoded))), np.zeros((len(queries), len(documents)))
+    for rows, others, weight in _heads(queries, encoded, fuse):
+        with torch.inference_mode():
+            scores = score(rows, others).double().cpu().numpy()
+        pooled = np.stack([pool(part, axis=1) for part in np.split(scores, ends, axis=1)], axis=1)
+        if isinstance(queries, Several):  # a text without tokens adds nothing
+            scores, pooled = (np.where(np.isneginf(part), 0.0, part) for part in (scores, pooled))
+        total, table = total + weight * scores, table + weight * pooled
+    best = np.stack([part.argmax(1) for part in np.split(total, ends, axis=1)], axis=1)
     places = text_spans(documents, spans)
-    return table, [
+    return table.astype(np.float32), [
         [Passage(*span[number].tolist()) for span, number in zip(places, line, strict=True)] for line in best
     ]
 
 
+def _heads(
+    queries: Representation, documents: Representation, fuse: Fuse | None
+) -> Iterator[tuple[Any, Any, float]]:
+    """Yield the queries, the documents and the weight of each head."""
+    if not isinstance(queries, Several):
+        yield queries, documents, 1.0
+        return
+    for name, weight in head_weights(queries, fuse).items():
+        yield queries.parts[name], cast(Any, documents).parts[name], weight
+
+
 def find_passages(
-    collection: Collection, queries: Callable[[], Representation], rows: Sequence[Array]
+    index: Any,
+    queries: Callable[[], Representation],
+    rows: Sequence[Array],
+    fuse: Fuse | None = None,
 ) -> list[list[Passage | None]]:
     """Return the best passage of each document of the index for its query; None without windows.
 
     Args:
-        collection: The index.
+        index: The `irkit.index.Index` of the documents.
         queries: Returns the queries; called if there are windows.
         rows: Documents for each query.
+        fuse: Weights of several heads, all 1 by default.
     """
-    index = collection.index
-    if not isinstance(index, WindowedIndex):
+    if index.windows is None:
         return [[None] * len(line) for line in rows]
     padded = np.full((len(rows), max(map(len, rows), default=0)), -1, np.int64)
     for number, line in enumerate(rows):
         padded[number, : len(line)] = line
     if not padded.size:
         return [[] for _ in rows]
-    found = index.passages(queries(), padded).tolist()
+    encoded = queries()
+    weights = (head_weights(encoded, fuse),) if isinstance(encoded, Several) else ()
+    found = index.passages(encoded, padded, *weights).tolist()
     return [
         [Passage(*place) for place in places[: len(line)]] for places, line in zip(found, rows, strict=True)
     ]
