@@ -157,7 +157,7 @@ def test_sighup_reloads_under_load(tmp_path: Path, workers: str) -> None:
                 except Exception as error:
                     wrong.append(error)
 
-        thread = threading.Thread(target=load)
+        thread = threading.Thread(target=load, daemon=True)
         thread.start()
         keys.write_text("write other-horse\n")
         running.send_signal(signal.SIGHUP)
