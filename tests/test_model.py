@@ -91,6 +91,8 @@ def test_heads_work_in_float32_on_lower_precision():
 def test_heads_that_cannot_be():
     with pytest.raises(BadValueError, match="unknown pooling median, expected cls"):
         PooledHead(4, "median")
+    with pytest.raises(BadValueError, match=r"unknown pooling eos.*lasttoken is the end token if"):
+        PooledHead(4, "eos")
     with pytest.raises(BadValueError, match="takes vectors of width 5, but what precedes it gives 8"):
         PooledHead(4, ["cls", "mean"], [Projection(5, 2)])
 

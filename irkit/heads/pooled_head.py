@@ -65,7 +65,8 @@ class PooledHead(Head):
         Args:
             hidden_size: Width of the hidden states.
             pooling: cls (first token), max, mean, mean_sqrt_len_tokens (sum divided by the root of the
-                number of tokens), weightedmean (token i, from 1, counts i times) or lasttoken; or several.
+                number of tokens), weightedmean (token i, from 1, counts i times) or lasttoken, which is the
+                end-of-sequence token if the tokenizer puts one behind each text; or several.
             layers: Applied to the pooled vectors in turn.
             include_prompt: False leaves the tokens of the prompt out.
 
@@ -79,8 +80,10 @@ class PooledHead(Head):
         self.hidden_size = hidden_size
         unknown = sorted(set(self.pooling) - set(POOLINGS))
         if unknown or not self.pooling:
+            hint = "; lasttoken is the end token if tokenizer.json puts one behind each text"
             raise BadValueError(
                 f"PooledHead: unknown pooling {', '.join(unknown) or '()'}, expected {', '.join(POOLINGS)}"
+                + (hint if "eos" in unknown else "")
             )
         self.dim = width_after(self.layers, hidden_size * len(self.pooling), "PooledHead")
 
