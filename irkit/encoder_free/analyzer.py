@@ -124,8 +124,9 @@ def _words(text: str) -> re.Pattern[str]:
 
 
 def _pattern(letter: str, mark: str = "") -> str:
+    # repeated groups are not possessive: Python before 3.11.5 matches too little of these (gh-106052)
     run = rf"{letter}{{1,255}}+{mark}"  # longer words are cut, as in Lucene
-    return rf"{run}(?:(?:{_JOINED}){run})*+"
+    return rf"{run}(?:(?:{_JOINED}){run})*"
 
 
 _ASCII = re.compile(_pattern(r"\w"))
@@ -140,4 +141,4 @@ def _unicode() -> re.Pattern[str]:
     """
     marks = "".join(chr(code) for code in range(0x10000) if unicodedata.category(chr(code))[0] == "M")
     letter = rf"[^\W{_SINGLE}]"
-    return re.compile(f"[{_SINGLE}]|" + _pattern(letter, f"(?:[{marks}]{letter}*+)*+"))
+    return re.compile(f"[{_SINGLE}]|" + _pattern(letter, f"(?:[{marks}]{letter}*+)*"))
