@@ -30,7 +30,7 @@ from benchmarks.worker import K, Options
 COLLECTIONS = ("generated 200k x 384", "generated 200k x 768", "passages")
 ROUNDS = 3
 _ROUND = 0.1  # seconds that a setting may take in a round, if five queries take no more
-_PROBES = (2, 4, 6, 8, 12, 16, 32, 64, 128, 256, 512)  # lists that are read, of all engines with lists
+_PROBES = (2, 4, 6, 8, 12, 16, 32, 64, 96, 128, 192, 256, 384, 512)  # lists that all engines read
 _CANDIDATES = (20, 50, 120, 300)
 _EXPANSIONS = (16, 32, 64, 128, 256, 512)
 _PLOT = Path(__file__).parents[1] / "docs" / "dense.svg"

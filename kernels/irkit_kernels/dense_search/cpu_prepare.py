@@ -7,7 +7,7 @@ It spreads what a few dimensions hold over all of them. Signs of residuals then 
 (Gao and Long 2024, RaBitQ), and bytes have no outliers.
 
 Lists are scored with the query as bytes. Signs are scored with smaller integers, so that the sum of any 4 of
-them is a byte: `_fill_table` computes, for 4 dimensions at a time, the sums of all 16 subsets.
+them is below 64: `_fill_table` computes, for 4 dimensions at a time, the sums of all 16 subsets.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .cpu_frame import BYTES, CHUNK, FLOATS, FRAME, INTS, LANES, Plan
 __all__ = ["HIGHEST_SUM", "ROUNDS", "look_up", "write_prepare"]
 
 ROUNDS = 3
-HIGHEST_SUM = 253  # of 4 numbers before they are rounded, which can add 2
+HIGHEST_SUM = 61  # of 4 numbers before they are rounded, which can add 2; 4 such sums fit a byte
 _ROUND = 1.5 * 2**23  # adding it rounds a float32 to an integer, which is in the low bits of the sum
 _ROUND_BITS = 0x4B400000
 _TINY = 1e-30  # queries of smaller numbers count as zeros

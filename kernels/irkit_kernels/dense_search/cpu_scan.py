@@ -4,7 +4,7 @@ The ``write_*`` functions generate LLVM IR: what a docstring says is computed, t
 
 The signs of 4 dimensions of a row are 4 bits, the number of a sum in the query's table. One instruction looks
 up 64 of them: those of 16 rows and 16 dimensions (Andre et al. 2015, Cache locality is not enough; FAISS
-calls it FastScan). The sums of a row are added in 16 bits, even and odd bytes apart.
+calls it FastScan). Of a row, 4 sums are added as bytes, and these in 16 bits, even and odd bytes apart.
 """
 
 from __future__ import annotations
@@ -52,14 +52,17 @@ def _scan_rows(plan: Plan) -> Function:
             sums = list(loop.sums)
             for j in range(_UNROLLED):
                 x.prefetch(next_block.at(loop.i + j * step), locality=2)
+            found: list[list[Value]] = [[], []]
             for j in range(_UNROLLED):
                 codes = block.vectors(step)[loop.i + j * step]
                 sums_of = table.vectors(step)[loop.i + j * step]
                 upper = (codes.cast(_WORDS) >> 4).cast(codes.kind)
                 for half, places in enumerate((codes & 15, upper & 15)):
-                    found = look_up(x, plan, sums_of, places, scratch).cast(_WORDS)
-                    sums[2 * half] += found
-                    sums[2 * half + 1] += found >> 8
+                    found[half].append(look_up(x, plan, sums_of, places, scratch))
+            for half, (a, b, c, d) in enumerate(found):
+                four = ((a + b) + (c + d)).cast(_WORDS)  # still a byte per row
+                sums[2 * half] += four
+                sums[2 * half + 1] += four >> 8
             loop.sums = sums
 
         # Rows of the block that belong to the list.
