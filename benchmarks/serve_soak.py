@@ -1,5 +1,8 @@
 """Load a server for minutes: no answer may be wrong, no document lost, memory and times must not grow.
 
+A client adds a document, searches for it, and removes it. Half of its searches rank the whole index, and half
+have a filter that only the new document meets.
+
 The outcome goes to ``results/serve_soak.jsonl``. What the process owns and what it has mapped of the files of
 the index are told apart. Its own memory rises and falls: it holds lists of up to 1,024 rows that were added
 last, and rows that were removed until the next compaction. So a run of a few minutes shows less than 30.
@@ -8,6 +11,7 @@ last, and rows that were removed until the next compaction. So a run of a few mi
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import statistics
 import sys
@@ -35,20 +39,29 @@ class Soak:
         self.times: list[tuple[float, float]] = []  # when a search ended, and how long it took
 
     def work(self, client: int) -> None:
-        """Add a document, search for it, and remove it, again and again."""
+        """Add a document, search for it, and remove it, again and again, until the end or a problem."""
+        try:
+            self.repeat(client)
+        except (OSError, ValueError, http.client.HTTPException) as error:  # a thread would end unseen
+            self.problems.append(f"client {client}: {error!r}"[:300])
+
+    def repeat(self, client: int) -> None:
+        """Do the work of a client."""
         number = 0
         with contextlib.closing(self.server.connect()) as link:
             while time.monotonic() < self.end and not self.problems:
                 number += 1
-                name, text = f"soak-{client}-{number}", self.texts[(client + 97 * number) % len(self.texts)]
+                name = f"soak{client}x{number}"  # one word, which no other document has
+                text = f"{name} {self.texts[(client + 97 * number) % len(self.texts)]}"
                 self.ask(link, "documents", {"documents": [{"id": name, "text": text}]}, "POST", 201)
-                for _ in range(SEARCHES):
+                for turn in range(SEARCHES):
+                    body = {"queries": text[:80], "k": 5} | ({} if turn % 2 else {"filter": [name]})
                     start = time.monotonic()
-                    body = {"queries": text[:80], "k": 5, "filter": [name]}
                     hits = self.ask(link, "search", body, "POST", 200)["results"][0]["hits"]
                     self.times.append((time.monotonic(), time.monotonic() - start))
-                    if [hit["id"] for hit in hits] != [name]:
-                        self.problems.append(f"{name} was added and is not found: {hits}")
+                    ids = [hit["id"] for hit in hits]
+                    if ids[:1] != [name] or len(ids) != (5 if turn % 2 else 1):
+                        self.problems.append(f"{name} was added, and the search {body} finds {ids}")
                 self.ask(link, "documents", {"ids": [name]}, "DELETE", 200)
 
     def ask(self, link: Any, path: str, body: Any, method: str, expected: int) -> Any:

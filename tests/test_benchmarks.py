@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 from xml.etree import ElementTree
 
 import numpy as np
@@ -477,3 +479,32 @@ def test_dense_measures_a_collection_and_keeps_the_rows_of_others(tmp_path: Path
     assert {row["collection"]: row["build CPU s"] for row in builds} == {
         name: float(name == "passages") for name in dense.COLLECTIONS
     }
+
+
+def test_a_soak_notes_what_ends_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks import serve_soak
+
+    answers: list[Any] = []
+
+    def answer(*arguments: Any) -> tuple[int, bytes]:
+        status, value = answers.pop(0)
+        if isinstance(value, Exception):
+            raise value
+        return status, json.dumps(value).encode()
+
+    def problems(*given: Any) -> list[str]:
+        answers[:] = given
+        soak = serve_soak.Soak(MagicMock(), ["text"], float("inf"))
+        with contextlib.suppress(SystemExit):
+            soak.work(0)
+        return soak.problems
+
+    monkeypatch.setattr(serve_soak, "exchange", answer)
+    added, found = (201, {}), (200, {"results": [{"hits": [{"id": "soak0x1"}]}]})
+    assert "ConnectionResetError" in problems(added, (0, ConnectionResetError()))[0]
+    assert "500" in problems(added, (500, {}))[0]
+    assert (
+        "finds ['other']"
+        in problems(added, (200, {"results": [{"hits": [{"id": "other"}]}]}), (0, OSError()))[0]
+    )
+    assert "finds ['soak0x1']" in problems(added, found, found, (0, OSError()))[0]  # of five
