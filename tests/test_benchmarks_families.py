@@ -86,7 +86,7 @@ def test_heads_share_a_pass_beside_a_dense_model(minilm: str, monkeypatch: pytes
     monkeypatch.setattr(heads, "precisions", lambda suite: ("float32",))
     found = [("documents", ["a short text"] * 2, False), ("queries", ["no"], True)]
     monkeypatch.setattr(heads, "collections", lambda: found)
-    monkeypatch.setattr(heads, "interleave", lambda contenders: dict.fromkeys(contenders, [2.0]))
+    monkeypatch.setattr(heads, "interleave", lambda contenders: {name: [2.0] for name in contenders})
     monkeypatch.setattr(heads, "ratio", lambda seconds, name, baseline: 0.8)
     heads.main()
     rows = harness.read_results("heads")[1]
