@@ -99,7 +99,7 @@ def check_options(operation: str, options: Iterable[str], known: Collection[str]
     """Check the names of options that a function takes as ``**options``.
 
     Raises:
-        BadTypeError: There is no such option; the message names the nearest one.
+        BadTypeError: An option is unknown; the message names the nearest one.
     """
     for name in options:
         if name not in known:

@@ -234,7 +234,7 @@ def _written_path(location: Sequence[str | int], data: Any) -> list[str | int]:
         path.append(part)
         if isinstance(part, int):
             data = data[part]
-        elif isinstance(data, Mapping):  # a kind of a union is in the path, but is no key
+        elif isinstance(data, Mapping):  # pydantic adds the kind of a union to the path
             data = data.get(part, data)
     return path
 

@@ -49,7 +49,7 @@ class IrkitDocumentStore:
             ``"plaid"``, are better built by `Retriever.build`.
 
     Raises:
-        BadValueError: There is no index and no model for a new one.
+        BadValueError: The path has no index, and no model was given for a new one.
     """
 
     def __init__(
@@ -181,7 +181,7 @@ class IrkitRetriever(_Search):
 
     Args:
         document_store: The store.
-        filters: Filters of Haystack; those of a run take their place.
+        filters: Filters of Haystack. Filters passed to `run` replace them.
         top_k: Maximum number of documents.
     """
 

@@ -27,7 +27,7 @@ class IrkitTransformer(pt.Transformer):
         self.retriever, self.num_results = retriever, num_results
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
-        """Return columns ``docno``, ``score`` and ``rank`` beside those of the frame.
+        """Return the columns of the frame, with ``docno``, ``score`` and ``rank`` added.
 
         Args:
             inp: Columns ``qid`` and ``query``; with a column ``docno``, these documents are scored.

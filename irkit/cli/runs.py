@@ -57,7 +57,7 @@ def read_judged(
     folders = [name for name in (queries, qrels) if name is not None and Path(name).is_dir()]
     if split is not None and not folders:
         if not queries.startswith(PREFIXES):
-            read_queries(queries)  # raises if there is no such file
+            read_queries(queries)  # raises if the file does not exist
         raise BadValueError(f"--split {split}: neither QUERIES nor --qrels is a BEIR folder")
     of_folder = split if queries in folders else None
     items = list(read_queries(queries, of_folder, id=id_column, text=text_column or None))

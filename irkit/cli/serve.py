@@ -24,9 +24,9 @@ def serve(
 ) -> None:
     """Serve indexes and models over HTTP, with a page to search at /.
 
-    The routes are those of text-embeddings-inference, OpenAI, Cohere and irkit itself, see docs/serve.md.
-    SIGTERM and Ctrl-C end the server after the running requests. SIGHUP reads the keys and the indexes
-    again. The log goes to standard error.
+    The routes follow text-embeddings-inference, OpenAI, Cohere and irkit itself, see docs/serve.md. SIGTERM
+    and Ctrl-C end the server after the running requests. SIGHUP reads the keys and the indexes again. The log
+    goes to standard error.
 
     Args:
         paths: Directories of indexes, and directories or hub names of models. NAME=PATH gives a name. Exports

@@ -238,7 +238,7 @@ class MultiVectorAttention(nn.Module):
         """
         return _project(documents, self.document_key, self.document_value)
 
-    if TYPE_CHECKING:  # that of nn.Module returns Any
+    if TYPE_CHECKING:  # nn.Module.__call__ returns Any
 
         def __call__(self, queries: MultiVector, documents: MultiVector) -> Tensor: ...  # noqa: D102
 

@@ -100,7 +100,7 @@ class Ragged:
 
         Args:
             rows: Tensors, arrays or lists. Empty lists take the trailing shape of the others.
-            dtype: Dtype of the values; by default that of the first row that is not empty.
+            dtype: Dtype of the values; the default is the dtype of the first row that is not empty.
         """
         if not isinstance(rows, Iterable):
             raise BadTypeError(f"Ragged.from_rows: got {brief(rows)}, expected a sequence of rows")

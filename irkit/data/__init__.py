@@ -97,7 +97,7 @@ def read_documents(
             all columns that are named here; a record of JSON may lack a title and metadata.
 
     Raises:
-        StorageError: There is no such file, or a folder lacks ``corpus.jsonl``.
+        StorageError: The file does not exist, or a folder lacks ``corpus.jsonl``.
         BadTypeError: A name of a column is not a string.
         BadValueError: A name of a column is empty. While iterating: a line is malformed, or a column is
             missing; the message names file and line.
@@ -140,7 +140,7 @@ def read_queries(
             topics of TREC, whose text is the title by default.
 
     Raises:
-        StorageError: There is no such file, or a folder lacks ``queries.jsonl``.
+        StorageError: The file does not exist, or a folder lacks ``queries.jsonl``.
         BadTypeError: A name of a column is not a string.
         BadValueError: ``split`` is given, but the source is not a folder. While iterating: a line is
             malformed, or a judged query is missing.
@@ -165,7 +165,7 @@ def read_qrels(source: str | Path, split: str | None = None) -> Qrels:
         split: Split of a BEIR folder; by default ``"test"`` if it exists, otherwise the only split.
 
     Raises:
-        StorageError: There is no such file, or no such split.
+        StorageError: The file or the split does not exist.
         BadValueError: A line is malformed, several splits are possible, or ``split`` is given, but the
             source is not a folder.
     """
@@ -241,7 +241,7 @@ def _member(folder: str, name: str) -> str:
 
 
 def _names(folder: str) -> list[str]:
-    """Return the names in a folder, sorted; none if there is no such folder."""
+    """Return the names in a folder, sorted; none if the folder does not exist."""
     if is_uri(folder):
         return list_folder(folder)
     return sorted(path.name for path in Path(folder).iterdir()) if Path(folder).is_dir() else []
@@ -267,7 +267,7 @@ def _split_file(folder: str, split: str | None) -> str:
 def _reject_split(source: str, split: str | None) -> None:
     if split is not None:
         if not source.startswith(PREFIXES):
-            file_source(source, QUERY_FIELDS, to_query)  # raises if there is no such file
+            file_source(source, QUERY_FIELDS, to_query)  # raises if the file does not exist
         raise BadValueError(
             f"{source}: split={split!r} works for a BEIR folder only; give a file of the queries"
         )

@@ -30,7 +30,7 @@ def remote_source(source: str, part: str, fields: Fields, build: Callable[[Recor
 
     Raises:
         MissingDependencyError: The package ir_datasets or datasets is not installed.
-        BadValueError: There is no such collection, or it has no such part.
+        BadValueError: The collection is unknown, or lacks this part.
         StorageError: Loading failed.
     """
     if source.startswith("hf:"):
@@ -52,7 +52,7 @@ def read_remote_qrels(source: str) -> Qrels:
 
     Raises:
         MissingDependencyError: The package ir_datasets or datasets is not installed.
-        BadValueError: There is no such collection, or it has no judgments.
+        BadValueError: The collection is unknown, or has no judgments.
         StorageError: Loading failed.
     """
     if source.startswith("hf:"):
@@ -70,7 +70,7 @@ def read_remote_qrels(source: str) -> Qrels:
 
 
 def remote_corpus(source: str) -> str:
-    """Return the name of the documents of a source: that of the collection of ir_datasets that has them.
+    """Return the source that holds the documents: for ir_datasets, the collection above a set of queries.
 
     Raises:
         MissingDependencyError: The package ir_datasets is not installed.

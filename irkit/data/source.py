@@ -107,7 +107,7 @@ def file_source(path: str, fields: Fields, build: Callable[[Record], T]) -> Sour
     """Open a file, or standard input for ``-``, in a format of `irkit.data.collection_files`.
 
     Raises:
-        StorageError: There is no such file.
+        StorageError: The file does not exist.
     """
     if is_uri(path):
         describe_file(path)  # raises if there is none
@@ -164,7 +164,7 @@ def to_query(record: Record, fields: Fields = QUERY_FIELDS) -> Query:
 
 
 def _pop_vector(record: Record) -> Any:
-    """Remove the vector of a record and return it: weights by term, or numbers. None if there is no vector.
+    """Remove the vector of a record and return it: weights by term, or numbers. None if it has none.
 
     A key with the name of a vector that holds anything else stays, as metadata.
     """

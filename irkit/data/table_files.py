@@ -18,7 +18,7 @@ from irkit.arguments import suggest
 from irkit.errors import BadValueError, StorageError, require
 from irkit.utils.uris import is_uri, open_uri
 
-VECTORS = ("vector", "weights_x100")  # the second key is that of Anserini; a factor does not change rankings
+VECTORS = ("vector", "weights_x100")  # Anserini writes the second key; a factor does not change rankings
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")  # of JSON
 _BATCH = 1024  # rows of a parquet file that are read together
 
@@ -33,7 +33,7 @@ class Fields(NamedTuple):
         titles: Key of the title, if there is one.
         metadata: Keys of the metadata; None takes all that are left.
         named: The keys that the caller named. A table must have them.
-        joins: Whether the text is that of all keys, joined, rather than of the first one present.
+        joins: Whether the texts of all keys are joined, rather than the first one present taken.
     """
 
     ids: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Files of vectors: those of `irkit encode`, and arrays of numpy, which are memory-mapped."""
+"""Files of vectors: the output of `irkit encode`, and arrays of numpy, which are memory-mapped."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class TransformersEncoder(nn.Module):
     The result for a row does not depend on the other rows of the batch. Rows run in one of three ways: packed
     without padding, if the model lets its attention be replaced; padded; or alone, one row at a time, if
     padding changes the result, as in ConvBERT or FNet. A check at loading runs five short rows and takes the
-    first way whose results are those of rows that run alone.
+    first way that gives each row the result that it has alone.
 
     Attributes:
         whole: The transformers model, with the decoder where it has one.

@@ -57,7 +57,7 @@ def load_transformers(kind: str, directory: str | Path, dtype: torch.dtype) -> A
 
 
 def _check_layers(settings: dict[str, Any], directory: str | Path) -> None:
-    """Raise ConfigError if ``settings``, those of config.json, have no layers or more than `MOST_LAYERS`."""
+    """Raise ConfigError if the ``settings`` of config.json have no layers or more than `MOST_LAYERS`."""
     for key, value in settings.items():
         if key in ("num_hidden_layers", "n_layers", "n_layer", "num_layers") and (
             not isinstance(value, int) or not 0 < value <= MOST_LAYERS
@@ -70,7 +70,7 @@ def _check_layers(settings: dict[str, Any], directory: str | Path) -> None:
 def _check_size(kind: str, directory: str | Path, advice: str) -> None:
     """Raise CorruptError if config.json describes more weights than the weight files have bytes.
 
-    The check runs before memory is taken. Arguments are those of `load_transformers`; ``advice`` ends the
+    The check runs before memory is taken. For the arguments see `load_transformers`; ``advice`` ends the
     message.
     """
     import transformers

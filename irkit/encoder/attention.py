@@ -63,7 +63,7 @@ def attend(
     """Compute softmax attention within each row, without attention between rows.
 
     Args:
-        query: Ragged ``(total_q, heads, head_dim)``; rows may be shorter than those of ``key`` (pooling).
+        query: Ragged ``(total_q, heads, head_dim)``; rows may be shorter than rows of ``key`` (pooling).
         key: Ragged ``(total_k, key_heads, head_dim)``, as many rows as ``query``. A row may lack the last
             tokens, which are then not attended to. Each head serves ``heads / key_heads`` heads of queries.
         value: Values, with the shape and the lengths of ``key``.
@@ -72,7 +72,7 @@ def attend(
         window: Largest distance, in tokens, at which tokens attend to each other; None is any.
         causal: Whether no token attends to tokens after it.
         bias: ``(heads, 2 * n - 1)``, added to the scores: number ``n - 1 + d`` for a key ``d`` tokens after
-            its query. No row is longer than ``n``. None is no bias.
+            its query. No row is longer than ``n``. None adds no bias.
         positions: Products with relative positions that are added to the products of queries and keys.
         softcap: Scores are bent to this limit, ``softcap * tanh(score / softcap)``; None leaves them.
         dropout: Probability of dropping an attention weight.
@@ -193,8 +193,8 @@ def relative_bias(table: Tensor, furthest: int, longest: int) -> Tensor:
 def alibi_bias(heads: int, longest: int, device: torch.device | None = None) -> Tensor:
     """Return the biases ``(heads, 2 * longest - 1)`` of ALiBi in both directions: a slope times the distance.
 
-    The slopes of ``2^k`` heads are the powers 1, 2, ... of ``2^(-8 / 2^k)``. For other numbers, every other
-    slope of twice as many heads follows those of the power of two below.
+    The slopes of ``2^k`` heads are the powers 1, 2, ... of ``2^(-8 / 2^k)``. For other numbers, the slopes
+    for the power of two below come first, then every other slope for twice that power.
 
     Examples:
         >>> alibi_bias(8, 3)[:2].tolist()

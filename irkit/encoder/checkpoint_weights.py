@@ -45,7 +45,7 @@ def import_weights(
         CorruptError: Weights are missing, left over, or of another shape.
     """
     prefix = find_prefix(tensors, names, family)
-    # names without prefix, of today, and apart from those of task heads
+    # today's names without prefix; task heads go into ``heads``
     plain_tensors: dict[str, Tensor] = {}
     heads: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
@@ -130,7 +130,7 @@ def swap_heads(weight: Tensor, first: int, second: int) -> Tensor:
 def find_prefix(tensors: Mapping[str, Tensor], names: NameMap, family: Family) -> str:
     """Return the prefix, such as ``"bert."``, of the encoder's weights in a checkpoint; empty if none fits.
 
-    Checkpoints with a task head usually have a prefix. Arguments are those of `import_weights`.
+    Checkpoints with a task head usually have a prefix. For the arguments see `import_weights`.
     """
     first = names["embeddings.word.weight"][0]
     return next((prefix for prefix in family.prefixes if prefix + first in tensors), "")

@@ -45,7 +45,7 @@ def _decoder_config(settings: Settings, *, local: bool = False, **differences: A
     Args:
         settings: Content of config.json.
         local: Whether layers attend locally if config.json says nothing else and has a ``sliding_window``.
-        **differences: Settings of the encoder that differ from those of Llama.
+        **differences: Settings of the encoder in which the family differs from Llama.
     """
     count, causal = count_layers(settings), _is_causal(settings)
     reach = settings.get("sliding_window")

@@ -132,7 +132,7 @@ class Encoder(nn.Module):
         if not isinstance(directory, str | Path):
             raise BadTypeError(f"Encoder.from_pretrained: got {directory!r:.60}, expected a directory")
         settings = read_json(Path(directory) / "config.json")
-        try:  # on "meta" no memory is taken for sizes that are not those of the weights
+        try:  # on "meta", wrong sizes in config.json take no memory
             with torch.device("meta"), Undrawn():
                 encoder = cls(settings, attention=attention)
         except ConfigError as reason:

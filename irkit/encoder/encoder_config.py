@@ -72,7 +72,8 @@ class LayerConfig(Config):
     """Settings of one transformer layer.
 
     Attributes:
-        hidden_size: Width of the hidden states that the layer returns; not below that of the layer before.
+        hidden_size: Width of the hidden states that the layer returns; at least the width of the layer
+            before.
         num_heads: Attention heads.
         key_heads: Heads of keys and values, each for as many heads of queries; None is one for each.
         head_dim: Width of a head; None divides the hidden size by the heads.
@@ -80,7 +81,7 @@ class LayerConfig(Config):
         attention_norm: Whether attention has a norm (pre-norm models skip it in the first layer, whose
             input is already normalised).
         window: Tokens further away than this do not attend to each other; None is global attention.
-        rotary_base: Base of the rotary position frequencies; None is no rotary positions.
+        rotary_base: Base of the rotary position frequencies; None for layers without rotary positions.
         rotary_scaling: How the frequencies are slowed down for long rows; None leaves them.
         pooling: How the rows are shortened; None leaves them.
     """

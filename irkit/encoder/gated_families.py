@@ -1,7 +1,7 @@
 """The families Nomic-BERT and GTE: post-norm with rotary positions and gated feed-forward blocks.
 
-Checkpoints have the keys of transformers, or those of the code that was published with the first checkpoints
-(``n_embd``; ``model_type: new``). That code is never run.
+Checkpoints have the keys of transformers, or the keys of the code that was published with the first
+checkpoints (``n_embd``; ``model_type: new``). That code is never run.
 """
 
 from __future__ import annotations

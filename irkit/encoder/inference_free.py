@@ -34,4 +34,4 @@ class InferenceFreeEncoder(nn.Module):
         return tokens
 
     def save_pretrained(self, directory: str | Path) -> None:
-        """Do nothing: there are no weights to write."""
+        """Do nothing: the encoder has no weights."""

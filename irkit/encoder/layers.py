@@ -227,7 +227,7 @@ class Layer(nn.Module):
         return self.after_attention(pooled, attended), after
 
     def after_attention(self, x: Tensor, attended: Tensor) -> Tensor:
-        """Add the projected output of attention to ``x``, then that of the feed-forward block, with norms.
+        """Add to ``x`` the projected output of attention, then the feed-forward block, with norms.
 
         Args:
             x: ``(total, input_size)``, input of the layer; pooled if the layer pools.
@@ -311,7 +311,7 @@ class Layer(nn.Module):
         return 1.0 if scale is None or scale == 1 / root else scale * root
 
     def _positions(self, context: Context) -> PositionTerms | None:
-        """Project the relative positions to keys and queries, the queries scaled as those of tokens."""
+        """Project the relative positions to keys and queries; queries are scaled as for tokens."""
         if context.relative is None:
             return None
         table, rows = context.relative
@@ -355,7 +355,7 @@ class Layer(nn.Module):
         self.up = Int8Linear(self.up, activation="gelu" if fused else "none")
 
     def pack_(self) -> None:
-        """Lay out weights for inference on the CPU, in place, but not those of which parts are multiplied."""
+        """Lay out weights for inference on the CPU, in place, except weights used in parts."""
         pack_(self.out)
         pack_(self.down)
         if not any(self.config.schedule):

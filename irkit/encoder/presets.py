@@ -49,11 +49,11 @@ _VARIANTS: dict[str, dict[str, Any]] = {
 
 
 class EncoderSizes(Config):
-    """Sizes of an encoder; the defaults are those of BERT-base.
+    """Sizes of an encoder; the defaults are BERT-base.
 
     Attributes:
         layers: Number of transformer layers.
-        hidden_size: Width of the hidden states; if the width grows, that of the first layer.
+        hidden_size: Width of the hidden states; if the width grows, the width of the first layer.
         heads: Number of attention heads; None is one for each 64 of the width.
         intermediate_size: Inner width of the feed-forward blocks; None is four times the width.
         max_length: Number of tokens of the longest text that is pooled to one vector.
@@ -90,7 +90,7 @@ def pooling_schedule(
         Pooling of each layer; None for a layer that does not pool.
 
     Raises:
-        ConfigError: The layers are too few, there is no such layer, or the windows skip tokens.
+        ConfigError: The layers are too few, a layer does not exist, or the windows skip tokens.
 
     Examples:
         >>> schedule = pooling_schedule("staggered", layers=4, kernel=2, stride=2, max_length=8)
@@ -154,7 +154,7 @@ def tite_settings(
         The keys of a ``config.json``, as the authors' code reads them.
 
     Raises:
-        BadValueError: There is no such preset or variant.
+        BadValueError: The preset or the variant is unknown.
         ConfigError: The sizes do not fit each other or the preset.
 
     Examples:

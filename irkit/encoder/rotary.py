@@ -18,7 +18,7 @@ _ROWS = 128  # rotated together: in float32 they stay in the cache
 
 
 class RotaryScaling(Config):
-    """How the rotary frequencies of a model are slowed down for rows longer than those of its pre-training.
+    """How rotary frequencies are slowed down for rows longer than the rows of pre-training.
 
     Attributes:
         kind: ``linear`` divides all frequencies by ``factor``; ``ntk`` slows down the low ones more than the

@@ -54,7 +54,7 @@ class StaticEncoder(nn.Module):
         become part of one row per token.
 
         Raises:
-            StorageError: There is no weight file.
+            StorageError: The directory has no weight file.
             CorruptError: Weights are missing, left over, or of other shapes.
         """
         folder = Path(directory)
@@ -85,7 +85,7 @@ class StaticEncoder(nn.Module):
         return cls(rows.contiguous(), settings=settings).eval()
 
     def save_pretrained(self, directory: str | Path) -> None:
-        """Write the weights, and config.json if they are those of model2vec."""
+        """Write the weights, and config.json for a model of model2vec."""
         folder = Path(directory)
         folder.mkdir(parents=True, exist_ok=True)
         rows = self.word_embeddings.detach()
@@ -112,7 +112,7 @@ class StaticEncoder(nn.Module):
             self.set_embeddings_(torch.cat([old, old.mean(0).expand(vocab_size - len(old), -1)]), {})
 
     def set_embeddings_(self, rows: Tensor, special_ids: Mapping[str, int]) -> None:
-        """Replace the values of the matrix, in place; there are no settings for ``special_ids``."""
+        """Replace the values of the matrix, in place. ``special_ids`` are not read."""
         self.word_embeddings.data, self.word.num_embeddings = rows, len(rows)
 
     if TYPE_CHECKING:  # nn.Module's own says Any

@@ -40,7 +40,7 @@ def encoder_free_model(choice: str | Mapping[str, Any]) -> EncoderFreeModel:
         choice: ``"bm25"``, ``"impacts"``, ``"vectors"``, or keys and values with ``kind``.
 
     Raises:
-        ConfigError: There is no such model, key or value.
+        ConfigError: The model or a key is unknown, or a value is invalid.
 
     Examples:
         >>> encoder_free_model("bm25").config.k1

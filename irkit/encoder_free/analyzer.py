@@ -61,7 +61,7 @@ class Analyzer:
             cache_size: Number of words whose terms are remembered.
 
         Raises:
-            BadValueError: There is no stemmer for the language.
+            BadValueError: Snowball has no stemmer for the language.
         """
         if language not in languages():
             raise BadValueError(

@@ -98,7 +98,7 @@ class EncoderFreeModel(ABC):
 
         Raises:
             BadTypeError: An item has another type.
-            BadValueError: The model is not attached to an index, or there is no such side.
+            BadValueError: The model is not attached to an index, or the side is unknown.
         """
 
     def stored(

@@ -67,7 +67,7 @@ class BM25(EncoderFreeModel):
 
         Raises:
             ConfigError: A value is impossible.
-            BadValueError: There is no such language.
+            BadValueError: The language is unknown.
         """
         settings = {"k1": k1, "b": b, "language": language, "stemming": stemming, "stop_words": stop_words}
         super().__init__(BM25Config.parse(settings, "BM25"))

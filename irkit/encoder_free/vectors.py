@@ -192,7 +192,7 @@ class Vectors(EncoderFreeModel):
         return self._rows([self._checked(item, f"a {side}") for item in items])
 
     def keep(self, count: int) -> None:
-        """Do nothing: there are no terms."""
+        """Do nothing: vectors have no terms."""
 
     def _rows(self, items: Sequence[Any]) -> Dense | MultiVector:
         if self.config.representation is None or self.config.dim is None:

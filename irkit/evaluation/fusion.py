@@ -56,7 +56,7 @@ def fuse(
         rrf_k: Constant of ``"rrf"``, above 0; a higher constant gives the first ranks less weight.
 
     Returns:
-        A run with the queries of all runs, beginning with those of the first run.
+        A run with the queries of all runs, in the order of the first run, then of the others.
 
     Raises:
         BadValueError: There are fewer than two runs, an option makes no sense, or sums are too large for a

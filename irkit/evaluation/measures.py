@@ -103,7 +103,7 @@ def _choose_queries(judgments: Qrels, run: Run, missing: str) -> Qrels:
     """Return the judgments of the queries that count, see ``missing`` of `evaluate`.
 
     Raises:
-        BadValueError: There are no judgments, run and judgments share no query, or ``missing`` is neither
+        BadValueError: The judgments are empty, run and judgments share no query, or ``missing`` is neither
             ``"zero"`` nor ``"skip"``.
     """
     if not isinstance(missing, str) or missing not in ("zero", "skip"):

@@ -16,7 +16,7 @@ class Target:
     Attributes:
         write: Writes the contents of an index to a path that does not exist yet. It is published afterwards.
         kinds: Kinds of representation that the target holds.
-        is_folder: Whether the path is that of a folder.
+        is_folder: Whether the export is a folder rather than a file.
         suffix: Extension that a file must have.
         send: Sends the contents of an index to the address of a server; None if only paths are written.
     """

@@ -62,7 +62,7 @@ def export(
     with retriever.store.snapshot():
         contents = Contents(retriever, progress or (lambda count: None))
         _check_contents(contents, to, target)
-        # vectors that are not those of the model
+        # compressed vectors differ from the vectors of the model
         if approximation := _approximation(retriever.index):
             warnings.warn(
                 f"export of {retriever.store.path}: {approximation}; the exported vectors are decoded from "

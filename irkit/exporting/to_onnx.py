@@ -39,9 +39,9 @@ def export_onnx(model: Model, out: str | Path) -> None:
 
     The inputs are ``input_ids`` and ``attention_mask``, int64 ``(batch, length)`` of any sizes, padded at the
     end. The output depends on the kind of the model: ``embeddings (batch, dim)``; ``token_embeddings (batch,
-    length, dim)``, of which those of real tokens outside the skip list count; or ``weights (batch, dim)`` of
-    all terms. A model with several heads has an output for each, by its name. irkit_onnx.json has prompts,
-    lengths, skip list and query expansion.
+    length, dim)``, of which the embeddings of real tokens outside the skip list count; or ``weights (batch,
+    dim)`` of all terms. A model with several heads has an output for each, by its name. irkit_onnx.json has
+    prompts, lengths, skip list and query expansion.
 
     Args:
         model: In float32, with one of irkit's own encoders.

@@ -101,7 +101,7 @@ def read_model(directory: str | Path, load_encoder: LoadEncoder) -> Parts:
 def read_encoder(directory: str | Path, load_encoder: LoadEncoder) -> tuple[Tokenizer, AnyEncoder]:
     """Read only the tokenizer and the encoder (of documents) of a model directory of any known format.
 
-    Arguments and errors are those of `read_model`.
+    For arguments and errors see `read_model`.
     """
     folder = Path(directory)
     if (folder / "modules.json").is_file():
@@ -139,7 +139,7 @@ def write_model(parts: Parts, directory: str | Path, format: str = "sentence-tra
             ``"several-heads"`` or ``"bge-m3"``.
 
     Raises:
-        BadValueError: There is no such format, or it cannot express the model.
+        BadValueError: The format is unknown, or cannot express the model.
         StorageError: ``directory`` exists and is not a model directory, or holds other files too.
     """
     write = FORMATS[format].write if format in FORMATS else None

@@ -81,7 +81,7 @@ def _linear(folder: Path, stem: str, shape: tuple[int | None, int]) -> dict[str,
     """Read the weight and the bias of a linear layer.
 
     Raises:
-        StorageError: There is no such file.
+        StorageError: The file does not exist.
         CorruptError: It holds something else.
     """
     files = [folder / f"{stem}{suffix}" for suffix in _SUFFIXES]

@@ -21,7 +21,7 @@ def _read(folder: Path, load_encoder: LoadEncoder) -> Parts:
     """Read config.json, weights and tokenizer, and add a new head.
 
     A masked language model gets a sparse head, see `_read_masked_lm`. Any other encoder gets a head that
-    takes the mean over the tokens, and a warning says so; there is no warning if layers of the encoder pool.
+    takes the mean over the tokens, and a warning says so unless layers of the encoder pool.
 
     Raises:
         ConfigError: The directory holds a classifier or a model of something else than text.

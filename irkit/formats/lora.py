@@ -58,7 +58,8 @@ def merged_model(folder: Path, find: Callable[[str], Path]) -> Path:
             f"loading {place}: the model of the adapter, {name}, is an adapter itself; {_MERGE}"
         )
     encoder = text_encoder(base) if (base / "modules.json").is_file() else base
-    # a directory of sentence-transformers brings its own modules; an adapter alone takes those of its model
+    # a directory of sentence-transformers brings its own modules; an adapter alone takes the modules of its
+    # model
     whole = (folder / "modules.json").is_file()
     tree, others = (folder, encoder) if whole else (base, folder)
     within = place.relative_to(folder) if whole else encoder.relative_to(base)

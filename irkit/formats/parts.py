@@ -34,7 +34,7 @@ class SideParts(TypedDict):
 
 
 class Parts(SideParts):
-    """The arguments of `irkit.model.Model`; ``query`` holds those of a separate query model, if any."""
+    """The arguments of `irkit.model.Model`; ``query`` holds the parts of a separate query model."""
 
     query: NotRequired[SideParts]
 

@@ -72,7 +72,7 @@ def _read(folder: Path, load_encoder: LoadEncoder) -> Parts:
     similarity = str(settings.get("similarity_fn_name") or "").lower() or None  # PyLate writes MaxSim
     known = SIMILARITIES[documents["head"].kind]
     if kind == "ColBERT" and similarity not in known:
-        similarity = None  # early PyLate wrote that of the class it is made of
+        similarity = None  # early PyLate wrote the type of its base class
     if similarity not in (None, *known):
         raise ConfigError(
             f"loading {folder}: similarity_fn_name {similarity!r}, expected one of {', '.join(known)}"
@@ -211,7 +211,7 @@ def _modules(folder: Path) -> Modules:
 
 
 def _implied_type(settings: dict[str, Any], modules: Modules) -> str:
-    """Return the ``model_type`` of a directory that does not give one, such as those of early PyLate.
+    """Return the ``model_type`` of a directory that lacks one, such as a directory of early PyLate.
 
     Args:
         settings: Content of config_sentence_transformers.json.
@@ -318,7 +318,7 @@ def _transformer(folder: Path, modules: Modules, *tasks: str) -> Path:
         tasks: Allowed values of ``transformer_task``, such as ``"fill-mask"``.
 
     Raises:
-        ConfigError: The first module is no Transformer, does another task or takes other input than text.
+        ConfigError: The first module is not a Transformer, does another task or takes other input than text.
     """
     if not modules or modules[0][0] not in ("Transformer", "MLMTransformer"):
         first = modules[0][0] if modules else "nothing"
@@ -359,7 +359,7 @@ def _read_pylate_head(opened: OpenedModel) -> MultiVectorHead:
     expands = settings.get("do_query_expansion") is not False
     words = settings.get("skiplist_words")  # punctuation where there are none
     config = {
-        "query_length": None if expands else length,  # that of the expansion
+        "query_length": None if expands else length,  # the length of expanded queries
         "document_length": settings.get("document_length") or 180,
         "query_expansion": {"length": length, "attend": attend} if expands else None,
         **({} if words is None else {"skiplist_words": words}),

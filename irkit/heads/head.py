@@ -162,7 +162,7 @@ class Head(nn.Module):
         """
 
     def match_width(self, dim: int) -> None:
-        """Set the width of query vectors to ``dim``, that of document vectors, if no result changes.
+        """Set the width of query vectors to ``dim``, the width of document vectors, if no result changes.
 
         A model calls this on its head of queries. Does nothing by default.
         """

@@ -175,7 +175,7 @@ def _activation(name: Any, folder: Path) -> nn.Module:
     home, _, last = str(name).rpartition(".")
     kind = getattr(nn, last, None) if f"{home}.".startswith("torch.nn.") else None
     if isinstance(kind, type) and issubclass(kind, nn.Module):
-        with suppress(Exception):  # the class needs arguments, or is no function of a tensor
+        with suppress(Exception):  # the class needs arguments, or is not a function of a tensor
             activation: nn.Module = kind()
             if activation(torch.zeros(2, 3)).shape == (2, 3):
                 return activation

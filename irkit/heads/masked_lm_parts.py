@@ -43,9 +43,9 @@ class SavedHead(Config):
     Attributes:
         pooling: As in `SparseConfig`.
         activation: As in `SparseConfig`.
-        own_weights: Whether the folder holds weights. Otherwise the head is that of the masked language model
-            whose encoder the model directory holds.
-        hidden_activation: Activation between the linear layer and the norm; None where there are no layers.
+        own_weights: Whether the folder holds weights. Otherwise the head is stored with the encoder, as in
+            any masked language model.
+        hidden_activation: Activation between the linear layer and the norm; None for a head without layers.
         norm_eps: Added to the variance by the norm.
         vocabulary: The terms; None is the tokens of the tokenizer.
     """

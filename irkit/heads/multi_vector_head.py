@@ -29,7 +29,7 @@ _FEATURE, _POOLED_SIDES = "token_embeddings", "pooled_sides"
 _LENGTHS = ("query_length", "document_length", "query_expansion")  # as in sentence_bert_config.json
 _MASK_TYPE = "sentence_transformers.multi_vector_encoder.modules.multi_vector_mask.MultiVectorMask"
 _POOLING_TYPE = "sentence_transformers.multi_vector_encoder.modules.token_pooling.HierarchicalTokenPooling"
-_POOLING = {  # keys of `TokenPooling`, those of HierarchicalTokenPooling, and what a missing one stands for
+_POOLING = {  # key of `TokenPooling`: key of HierarchicalTokenPooling, and its default
     "pool_factor": ("pool_factor", 1.0),
     "protected_tokens": ("num_protected_tokens", 1),
     "normalize": ("normalize_embeddings", False),
@@ -383,7 +383,7 @@ def windows(tokens: Ragged, kernel: int, stride: int) -> Ragged:
     Args:
         tokens: Ragged ``(total, ...)`` tokens that the encoder gets.
         kernel: Tokens per window; the last window of a text may be shorter.
-        stride: Tokens from the start of a window to that of the next.
+        stride: Tokens from the start of a window to the start of the next.
 
     Returns:
         Ragged ``(hidden states, 2)`` int64: first position in ``tokens.values``, and the one after the last.

@@ -71,7 +71,7 @@ class PooledHead(Head):
             include_prompt: False leaves the tokens of the prompt out.
 
         Raises:
-            BadValueError: There is no such pooling, or the widths of two layers do not meet.
+            BadValueError: The pooling is unknown, or the widths of two layers do not meet.
         """
         super().__init__()
         self.pooling = (pooling,) if isinstance(pooling, str) else tuple(pooling)
@@ -88,7 +88,7 @@ class PooledHead(Head):
         self.dim = width_after(self.layers, hidden_size * len(self.pooling), "PooledHead")
 
     def settings(self) -> dict[str, Any]:
-        """Return ``pooling`` and ``include_prompt``, the arguments of the constructor that are no layers."""
+        """Return ``pooling`` and ``include_prompt``, the arguments of the constructor except the layers."""
         return {"pooling": list(self.pooling), "include_prompt": self.include_prompt}
 
     @classmethod
@@ -97,7 +97,7 @@ class PooledHead(Head):
 
         Raises:
             ConfigError: There is another module.
-            CorruptError: Pooling expects another width than that of the hidden states.
+            CorruptError: Pooling expects another width than the hidden states have.
         """
         modules, hidden_size, folder = opened.modules, opened.encoder.hidden_size, opened.folder
         if not modules or modules[0][0] != "Pooling":

@@ -173,7 +173,7 @@ def projection_config(choice: str | Mapping[str, Any] | ProjectionConfig) -> Pro
         choice: A configuration; its keys and values; or a name in `PRESETS`.
 
     Raises:
-        ConfigError: There is no such preset, key or value.
+        ConfigError: The preset or a key is unknown, or a value is invalid.
 
     Examples:
         >>> projection_config("glu-gelu-depth2-scale1").activation

@@ -202,7 +202,7 @@ class SparseHead(TermHead):
             )
         folder, width = opened.modules[0][1], None
         settings = read_json(folder / "config.json")
-        if listed == "SpladePooling":  # whose head is that of the masked language model
+        if listed == "SpladePooling":  # the masked language model has the head
             width = settings.get("embedding_dimension") or settings.get("word_embedding_dimension")
             name = settings.get("activation_function", "relu")
             settings = {

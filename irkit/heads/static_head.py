@@ -125,7 +125,7 @@ class StaticHead(TermHead):
     def forward(
         self, hidden: Ragged, tokens: Ragged, prompt_length: int = 0, side: Side = "document"
     ) -> Sparse:
-        """Return the weights of the distinct tokens of each text, those of the prompt included.
+        """Return the weights of the distinct tokens of each text, its prompt included.
 
         Only ``tokens`` and ``side`` are used. The limits of ``config`` for ``side`` apply, see `look_up`.
         """
@@ -180,8 +180,8 @@ def token_weights(weights: Mapping[str, Any], tokenizer: Tokenizer, source: str)
         ``(tokens of the tokenizer,)`` float32.
 
     Raises:
-        ConfigError: There are no weights, the tokenizer lacks a token, or a weight is not a finite number of
-            at least 0.
+        ConfigError: The table is empty, the tokenizer lacks a token, or a weight is not a finite number of at
+            least 0.
     """
     if not weights:
         raise ConfigError(f"{source}: there are no weights, expected one for each token that counts")

@@ -41,7 +41,7 @@ class SparseConfig(Config):
 
 
 def read_limits(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``query_max_active_dims`` and ``document_max_active_dims`` by name; None is no limit.
+    """Return ``query_max_active_dims`` and ``document_max_active_dims`` by name; None sets no limit.
 
     Args:
         settings: Content of config_sentence_transformers.json. Its key ``max_active_dims`` stands for a
@@ -61,8 +61,8 @@ class TermHead(Head):
     def directory_settings(self, queries: Head) -> dict[str, Any]:
         """Return the numbers of weights to keep, as keys of config_sentence_transformers.json.
 
-        The numbers are those of ``queries``, the head that encodes queries, and of this head, for documents.
-        If the two numbers differ, a warning says what sentence-transformers makes of it.
+        The head ``queries`` has the number for queries, and this head the number for documents. If the two
+        numbers differ, a warning says what sentence-transformers makes of it.
         """
         if not isinstance(queries.config, SparseConfig):
             return {}

@@ -143,7 +143,7 @@ def _merged(
         into: ``(n, m)`` True for slots that absorb another.
         gone: ``(n, m)`` True for slots that are absorbed; they get size 0 and infinite distances.
 
-    Source: Lance and Williams 1967; the operations are those of scipy, in its order.
+    Source: Lance and Williams 1967. The operations and their order follow scipy.
     """
     taken = sizes.gather(1, sources)
     larger = torch.where(into, sizes + taken, sizes).masked_fill(gone, 0)

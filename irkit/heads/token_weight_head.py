@@ -21,9 +21,8 @@ from irkit.tokenizer import Tokenizer
 class TokenWeightHead(TermHead):
     """Gives each distinct token of a text the weight ``relu(w h + b)`` of its hidden state ``h``.
 
-    A token that stands in a text twice has the higher of both weights. Special tokens weigh nothing,
-    except the mask token, as in FlagEmbedding. Terms that are not in the text get no weight, unlike those of
-    `SparseHead`.
+    A token that stands in a text twice has the higher of both weights. Special tokens weigh nothing, except
+    the mask token, as in FlagEmbedding. Only terms in the text get a weight; `SparseHead` also weighs others.
 
     Attributes:
         layers: One `Projection` to width 1.

@@ -299,7 +299,7 @@ def part_name(part: str, name: str) -> str:
 
 
 def part_entries(entries: Mapping[str, Entry], part: str) -> dict[str, Entry]:
-    """Return the arrays of one of several indexes among those of a manifest, by their names in the index."""
+    """Return the arrays of one part of a manifest with several indexes, by their names in the part."""
     start = part_name(part, "")
     own = {key.removeprefix(start): entry for key, entry in entries.items() if key.startswith(start)}
     return own | {key: entry for key, entry in entries.items() if key in _SHARED}

@@ -146,7 +146,7 @@ def element_ends(store: Store, elements: str) -> Array:
 def statistics(store: Store) -> Statistics:
     """Return exact statistics, whatever was added and removed since the last `renew`.
 
-    Those of an index of several shards are sums.
+    The statistics of an index in shards are sums over the shards.
     """
     if store.parts:
         key = "bm25", *(part.version for part in store.parts)

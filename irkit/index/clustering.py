@@ -128,7 +128,7 @@ def _tensor_centroids(values: Tensor, count: int, seed: int) -> Tensor:
         sizes = torch.zeros(count, dtype=torch.int64, device=values.device)
         sizes.scatter_add_(0, codes, torch.ones_like(codes))
         sums = _sums(values[codes.argsort(stable=True)], sizes)
-        # centroids without values share those of the largest ones, a little apart
+        # a centroid without values moves next to the centroid of a large cluster
         empty, order = sizes == 0, sizes.argsort(stable=True, descending=True)
         other = order[(empty.cumsum(0) - 1) % (~empty).sum()]
         sums = torch.where(empty[:, None], sums[other] * apart, sums)

@@ -256,7 +256,7 @@ class CodedLists(StoredRows):
 
         Args:
             values: Returns the vectors of rows.
-            lists: Number of centroids, by default that of all rows.
+            lists: Number of centroids; by default the number that fits all rows.
         """
         store, n = self.store, len(self)
         lists = lists or self._list_count(n)
@@ -313,7 +313,7 @@ class CodedLists(StoredRows):
         return max(usual, math.ceil(4 * k * lists / live))
 
     def _searcher(self) -> Searcher:
-        """Return the searcher of all segments, that of an earlier state if these are its segments."""
+        """Return the searcher of all segments; a searcher of the same segments is used again."""
 
         def extend(before: Searcher | None) -> Searcher:
             return before or self._open()

@@ -42,7 +42,7 @@ class DenseCodes(DenseLists):
                 self.store.append("values.bin", np.empty((0, self.dim), np.float32))
 
     def stored_arrays(self, rows: Array | slice) -> dict[str, Array]:
-        """Return the vectors of those of ``rows`` that are not in lists yet."""
+        """Return the vectors of the ``rows`` that are not in lists yet."""
         chosen = np.arange(len(self))[rows]
         return {"values": self.store.read("values.bin")[chosen[chosen >= self._covered] - self._covered]}
 

@@ -73,7 +73,7 @@ class Documents:
 
         Raises:
             BadTypeError: The id is not a string.
-            BadValueError: There is no such document.
+            BadValueError: The index lacks the document.
         """
         if not isinstance(id, str):
             raise BadTypeError(

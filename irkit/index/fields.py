@@ -13,8 +13,8 @@ of one key and type lie back to back; such a stretch is a *run*. The arrays are:
 
 A column, all entries of a key and a type, is collected in memory when it is needed, and extended by the new
 runs after an addition. Filters look sorted columns up (`irkit.index.sorted_fields`) and collect only what was
-added since these were written. The arrays belong to the `Store` of the documents, so the commit of the
-documents is that of their metadata. An embedded database would have a commit of its own.
+added since these were written. The arrays belong to the `Store` of the documents, so one commit stores
+documents and metadata. An embedded database would have a commit of its own.
 """
 
 from __future__ import annotations

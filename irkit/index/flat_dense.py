@@ -1,8 +1,8 @@
 """Dense vectors as `flat` stores them: in float32, float16, bfloat16 or 8 bits, with codes for a first scan.
 
-The codes are those of the kernel ``dense_scan``: 8 bits per dimension, and three numbers per vector that
-bound how far the score of a code is from that of the vector. So a scan of the codes, a quarter of the bytes
-of float32, proves for nearly all vectors that they are not among the best.
+The kernel ``dense_scan`` makes the codes: 8 bits per dimension, and three numbers per vector that bound how
+far the score of the code is from the score of the vector. So a scan of the codes, a quarter of the bytes of
+float32, proves for nearly all vectors that they are not among the best.
 """
 
 from __future__ import annotations

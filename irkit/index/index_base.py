@@ -127,7 +127,7 @@ class Index(ABC):
             The number of these rows that were not removed before.
 
         Raises:
-            BadValueError: There is no such row.
+            BadValueError: A row does not exist.
         """
         with self.store.update():
             chosen = np.unique(as_rows("removing documents", rows, len(self)))
@@ -155,7 +155,7 @@ class Index(ABC):
             allowed: ``(len(self),)`` bool: only rows where it is true are returned.
 
         Returns:
-            Rows and scores, ``(n_q, k)`` each. A document that scores -inf (it has no tokens) is no hit.
+            Rows and scores, ``(n_q, k)`` each. A document without tokens scores -inf and is never a hit.
 
         Raises:
             BadValueError: k < 1, queries of another kind or dimensions or with NaN, or ``allowed`` of another
@@ -220,7 +220,7 @@ class Index(ABC):
 
         Raises:
             BadTypeError: ``rows`` are not integers.
-            BadValueError: There is no such row.
+            BadValueError: A row does not exist.
         """
 
     @abstractmethod
@@ -328,7 +328,7 @@ def as_rows(operation: str, rows: Any, count: int, least: int = 0) -> Array:
 
     Raises:
         BadTypeError: ``rows`` are not integers.
-        BadValueError: There is no such row.
+        BadValueError: A row does not exist.
     """
     try:
         chosen = np.asarray(rows)

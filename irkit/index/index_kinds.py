@@ -227,11 +227,11 @@ def index_config(choice: str | Mapping[str, Any] | IndexConfig) -> IndexConfig:
     Args:
         choice: A configuration; its keys and values; or a name: ``"auto"``, ``"flat"``, ``"plaid"``,
             ``"muvera"``, ``"inverted"``, ``"faiss"``, ``"hnsw"``, ``"ivf"``, ``"pq"``, ``"ivfpqfs"``, a kind
-            of an installed package, or a factory string of FAISS. Keys of the kind ``"several"`` are those
-            of `SeveralConfig`.
+            of an installed package, or a factory string of FAISS. For the keys of ``"several"`` see
+            `SeveralConfig`.
 
     Raises:
-        ConfigError: There is no such index, key or value.
+        ConfigError: The index or a key is unknown, or a value is invalid.
 
     Examples:
         >>> index_config("hnsw").kind, index_config({"kind": "faiss", "factory": "IVF64,Flat"}).factory

@@ -31,8 +31,8 @@ class WindowsConfig(Config):
         length: Tokens of a window, without special tokens and prompt. None is what the model reads of a text.
         stride: Tokens from the start of one window to the start of the next; less than ``length`` overlaps.
             None is ``length``.
-        pool: Score of a document: that of its best window (``"max"``), the mean of all (``"mean"``) or that
-            of its first one (``"first"``, which stores no others).
+        pool: Score of a document: the score of its best window (``"max"``), the mean over its windows
+            (``"mean"``), or the score of its first window (``"first"``, which stores no others).
 
     Source: FirstP and MaxP of Dai and Callan, arXiv 1905.09217, section 3.
     """

@@ -196,11 +196,11 @@ class Inverted(StoredRows):
         return _offsets(stored["lengths"]), stored["terms"], weights, made.get(_SCALES, stored.get("scales"))
 
     def _segments(self) -> list[Opened]:
-        """Return the segments; those of an earlier state stay open."""
+        """Return the segments; segments of an earlier state stay open."""
         return self.store.extended("segments", ["lengths.bin", "terms.bin", "weights.bin"], self._open)
 
     def _open(self, before: list[Opened] | None) -> list[Opened]:
-        """Open the segments that are not among those of an earlier state; list rows without one in memory."""
+        """Open the segments that an earlier state has not opened; list rows outside of segments in memory."""
         # another formula makes other weights than those that segments have
         covered, n = 0 if self.formula else self._covered, len(self)
         segments = [] if self.formula else read_segments(self.store, self._check_segment)

@@ -160,7 +160,7 @@ def row_ends(path: Path, lengths: Array, total: int, before: Array | None = None
         path: Path of the index, for messages.
         lengths: ``(n,)`` elements of each row.
         total: Elements of all rows.
-        before: Where those of the first rows end, as this function has returned it; None for no rows.
+        before: Ends of the first rows, as returned by an earlier call; None for no rows.
 
     Raises:
         CorruptError: A length is below 0, or lengths do not add up to the total.

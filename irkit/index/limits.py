@@ -105,7 +105,7 @@ _current = [Limits()]
 
 
 def current_limits() -> Limits:
-    """Return the `Limits` of stores that are opened now: the defaults, or those of `use_limits`."""
+    """Return the `Limits` of stores that are opened now: the limits of `use_limits`, or the defaults."""
     return _current[-1]
 
 

@@ -198,7 +198,7 @@ class Strings:
         return result
 
     def _containing(self, places: Array, text: bytes) -> Array:
-        """Return those of the places whose strings begin with a text, which is not longer than them.
+        """Return the positions whose strings begin with a text; no string is shorter than the text.
 
         The end of the text is compared first, as addresses and paths differ there.
         """

@@ -1,10 +1,10 @@
 """MaxSim by inner products: one long vector per document, found by lists and codes, then exact MaxSim.
 
-The encodings are those of MUVERA (Dhulipala et al., arXiv 2405.19504, section 2). Random hyperplanes cut the
-space of tokens into cells. A query is encoded as the sum of its tokens in each cell, a document as their
-mean, both projected to a few dimensions by random signs, and the cells are concatenated. The inner product of
-two encodings then adds, for every token of the query, its product with the mean of the document's tokens in
-the same cell: if the cells are small, that mean is close to the best match, and the sum is close to MaxSim. A
+The encodings follow MUVERA (Dhulipala et al., arXiv 2405.19504, section 2). Random hyperplanes cut the space
+of tokens into cells. A query is encoded as the sum of its tokens in each cell, a document as their mean, both
+projected to a few dimensions by random signs, and the cells are concatenated. The inner product of two
+encodings then adds, for every token of the query, its product with the mean of the document's tokens in the
+same cell: if the cells are small, that mean is close to the best match, and the sum is close to MaxSim. A
 cell without tokens of the document takes the tokens of the nearest cell that has some (the paper takes one),
 so that no query token goes unmatched. All of this is repeated with other hyperplanes, and the encodings are
 concatenated.

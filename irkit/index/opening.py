@@ -61,7 +61,7 @@ def create_index(
         windows: Makes a `WindowedIndex`, whose documents have any number of rows, or several of them.
 
     Raises:
-        ConfigError: There is no such index.
+        ConfigError: The index is unknown.
         BadValueError: The resumed build is of another index.
 
     Examples:

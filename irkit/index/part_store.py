@@ -18,7 +18,7 @@ class PartStore(Store):
 
     The array ``values.bin`` of the part ``dense`` is ``dense__values.bin`` of the whole, and
     ``meta["index"]`` of the part is ``meta["index"]["parts"]["dense"]`` of the whole. Removed rows and
-    documents belong to all parts. Changes and snapshots are those of the whole, so that all parts are
+    documents belong to all parts. The whole store makes changes and snapshots, so that all parts are
     committed together.
 
     Attributes:
@@ -28,7 +28,7 @@ class PartStore(Store):
 
     def __init__(self, whole: Store, name: str) -> None:
         """Show the part ``name`` of a store."""
-        self.whole, self.name = whole, name  # nothing else: all state is that of the whole
+        self.whole, self.name = whole, name  # nothing else: the whole store has all state
 
     def _own_name(self, name: str) -> str:
         return part_name(self.name, name)
@@ -43,7 +43,7 @@ class PartStore(Store):
 
     @property
     def meta(self) -> dict[str, Any]:
-        """Values of the manifest, with those of this part under ``index``."""
+        """Values of the manifest, with the values of this part under ``index``."""
         meta = self.whole.meta
         return {**meta, "index": meta["index"]["parts"][self.name]}
 

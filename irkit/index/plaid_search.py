@@ -155,7 +155,8 @@ class CpuSearch:
             allowed: ``(n,)`` bool: documents that may be hits; they have tokens.
 
         Returns:
-            Scores and rows, ``(n_q, budget.exact)`` float32 and int64; -inf and -1 where there are no more.
+            Scores and rows, ``(n_q, budget.exact)`` float32 and int64; -inf and -1 fill the rest if fewer
+            were found.
         """
         rows = np.full((len(queries), budget.exact), -1)
         scores = np.full(rows.shape, -np.inf, np.float32)

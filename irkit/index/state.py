@@ -111,7 +111,7 @@ def load_state(
             are taken over.
 
     Raises:
-        StorageError: There is no index.
+        StorageError: The path has no index.
         CorruptError: A file is missing or truncated, or, with ``verify``, altered.
     """
     for _ in range(100):
@@ -237,7 +237,7 @@ class StoreReader:
         return entry.rows if entry else 0
 
     def file(self, name: str) -> str | None:
-        """Return the name of the file of an array; None if there is no such array."""
+        """Return the name of the file of an array; None if this state lacks the array."""
         entry = self.state.arrays.get(name)
         return entry.file if entry else None
 

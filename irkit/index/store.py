@@ -78,7 +78,7 @@ class Store(StoreReader):
         [0, 1, 2]
     """
 
-    parts: Sequence[Store] = ()  # those of the shards, see `irkit.shards`
+    parts: Sequence[Store] = ()  # the stores of the shards, see `irkit.shards`
 
     def __init__(self, path: Path) -> None:
         """Use `Store.open` or `Store.build`."""
@@ -101,7 +101,7 @@ class Store(StoreReader):
                 does so for an index of up to 64 MB.
 
         Raises:
-            StorageError: There is no finished index.
+            StorageError: The path has no finished index.
             CorruptError: A file is missing, truncated or altered.
         """
         check_flags("opening an index", verify=verify is None or verify)

@@ -29,7 +29,7 @@ class TopK:
     """Collects the ``k`` best rows of each of ``n_q`` queries from blocks of scores.
 
     A hit is one 64-bit key: bits of the score that sort as the score does, then the complement of the row. So
-    the k largest keys are the k best hits, ties included. A score of -inf is no hit.
+    the k largest keys are the k best hits, ties included. Scores of -inf are skipped.
 
     Examples:
         >>> best = TopK(1, 2)

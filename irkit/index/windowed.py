@@ -159,8 +159,8 @@ class WindowedIndex(Index):
     ) -> tuple[Array, Array, int]:
         """Return documents of the best windows, best first, their scores, and how many are surely the best.
 
-        A document that is not among them has only windows that score no more than the last one here. So
-        its maximum and its mean are no more than that, and documents above it are known.
+        A document that is not among them has only windows that score no more than the last one here. So its
+        maximum and its mean are at most that, and documents above it are known.
         """
         windows, scores = windows[windows >= 0], scores[windows >= 0]
         rows, firsts = np.unique(self._owners()[windows], return_index=True)
@@ -257,7 +257,7 @@ class WindowedIndex(Index):
         """Return ``(n,)`` the window after the last one of each document.
 
         Raises:
-            CorruptError: They are not ascending, or not those of all windows.
+            CorruptError: The ends are not ascending, or do not cover all windows.
         """
         ends = self.store.read(ENDS)
 

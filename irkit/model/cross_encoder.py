@@ -33,7 +33,7 @@ class CrossEncoder:
         batch_tokens: Largest number of tokens in one forward pass, padding included.
 
     Raises:
-        StorageError: There is no such model.
+        StorageError: The model does not exist.
         BadValueError: The model is not a classifier with one or two labels, or a setting is unknown.
 
     Source: https://arxiv.org/abs/1901.04085

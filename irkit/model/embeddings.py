@@ -59,7 +59,7 @@ def compare(name: str, a: Vectors, b: Vectors) -> Tensor:
 def compare_pairs(name: str, a: Vectors, b: Vectors) -> Tensor:
     """Return the similarity of vector ``i`` of ``a`` to vector ``i`` of ``b``, both ``(n, dim)``: ``(n,)``.
 
-    The arguments are those of `compare`.
+    For the arguments see `compare`.
 
     Raises:
         BadValueError: The shapes differ.

@@ -74,7 +74,7 @@ class EncodingModel(ModelParts):
             heads, a dictionary of these by the name of the head, all from one pass of the encoder.
 
         Raises:
-            BadTypeError: Something is not a string, or there is no such option.
+            BadTypeError: Something is not a string, or an option is unknown.
             BadValueError: The prompt, the head or the device does not exist, or a number is below 1.
         """
         return self._encode(texts, None, options)
@@ -131,7 +131,7 @@ class EncodingModel(ModelParts):
                 (side or self.default_prompt_name) if prompt_name is None else prompt_name
             )
         pipeline = self.pipeline(side or "document", prompt)
-        if side is None and self.head.lengths:  # those of the sides are not for texts of neither
+        if side is None and self.head.lengths:  # the lengths of queries and documents do not apply
             pipeline = replace(pipeline, max_length=self.tokenizer.max_length)
         return pipeline
 
@@ -217,8 +217,8 @@ class EncodingModel(ModelParts):
             side: ``"query"`` or ``"document"``.
 
         Returns:
-            One row of token vectors, comparable like those of `encode_representation`; and one span per
-            vector. If the encoder pools, a span covers a window of tokens.
+            One row of token vectors, as `encode_representation` returns them, and one span per vector. If the
+            encoder pools, a span covers a window of tokens.
 
         Raises:
             BadTypeError: ``text`` is not a string.
@@ -230,7 +230,7 @@ class EncodingModel(ModelParts):
         return row, spans
 
     def token_spans(self, text: str, side: Side) -> list[TokenSpan]:
-        """Return the tokens of a text of ``side``, those of the prompt included, and what each covers.
+        """Return the tokens of a text of ``side``, its prompt included, and the characters that each covers.
 
         Returns:
             One span per token, with its string and its range of characters in ``text``, see `TokenSpan`.
@@ -267,7 +267,7 @@ class EncodingModel(ModelParts):
         in one process per device. None encodes in this process, on the device of the model.
 
         Yields:
-            The rows of each chunk; one representation without rows if there are no texts.
+            The rows of each chunk; for no texts, one representation without rows.
         """
         check_functions("encode", progress=progress)
         devices = [] if device is None else find_devices(device)
@@ -294,7 +294,7 @@ class EncodingModel(ModelParts):
     def similarity_pairwise(self, a: Vectors, b: Vectors) -> Tensor:
         """Compare vector ``i`` of ``a`` with vector ``i`` of ``b``, both ``(n, dim)``: ``(n,)``.
 
-        Types and signs are those of `similarity`.
+        Types and signs are as in `similarity`.
         """
         self._check_one_head("similarity_pairwise")
         return compare_pairs(self.similarity_name, a, b)
@@ -341,7 +341,7 @@ def _chosen(head: Head, names: Sequence[str]) -> SeveralHeads:
     """Return a head of those heads that are asked for.
 
     Raises:
-        BadValueError: The model has one head, or there is no such head.
+        BadValueError: The model has one head, or the head is unknown.
     """
     if not isinstance(head, SeveralHeads):
         raise BadValueError(f"encode: heads {brief(names)} of a model with one head; leave heads out")

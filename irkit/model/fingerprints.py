@@ -31,7 +31,7 @@ def document_fingerprint(
         encoder: Encoder of the model.
         head: Head of the model.
         prompts: Prompts of queries and documents.
-        weights: Weights of encoder and head by name; those of a query model are skipped.
+        weights: Weights of encoder and head by name; weights of a query model are skipped.
     """
     # settings that document vectors depend on
     parts = f"{head!r} {tokenizer.signature}"

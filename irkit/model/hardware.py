@@ -93,7 +93,7 @@ def with_dtype(encoder: AnyEncoder, head: Head, tokenizer: Tokenizer, dtype: str
         The encoder.
 
     Raises:
-        BadValueError: There is no such dtype, or the encoder cannot run in it.
+        BadValueError: The dtype is unknown, or the encoder cannot run in it.
     """
     device = next(encoder.parameters()).device
     if dtype == "auto":

@@ -103,7 +103,7 @@ def upload(
     Args:
         write: Writes the model to the path that it is called with, which does not exist yet.
         library_class: Class of sentence-transformers that a new model card names; None names irkit alone.
-        repo_id: This and the other arguments are those of `irkit.Model.push_to_hub`.
+        repo_id: For this and the other arguments see `irkit.Model.push_to_hub`.
         token: See `irkit.Model.push_to_hub`.
         private: See `irkit.Model.push_to_hub`.
         revision: See `irkit.Model.push_to_hub`.

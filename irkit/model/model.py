@@ -43,7 +43,8 @@ class Model(EncodingModel):
         head: Hidden states to a representation of each text.
         query_model: Model that encodes queries, see `set_queries`; None if queries and documents share one.
         prompts: Text to write before each text, by name; ``"query"`` and ``"document"`` always exist.
-        default_prompt_name: Name of the prompt of `encode` if the caller gives none; None is no prompt.
+        default_prompt_name: Name of the prompt of `encode` if the caller names none; with None, texts get no
+            prompt.
         truncate_dim: Number of leading dimensions kept of each vector (Matryoshka); None is all.
         tokens_per_step: Largest number of tokens encoded at once; None is 1024 on a CPU and 32768 on a GPU,
             and up to four times as many where layers pool.
@@ -80,8 +81,8 @@ class Model(EncodingModel):
     ) -> Self:
         """Load a dense, multi-vector or learned sparse model, or a bare Hugging Face encoder.
 
-        Formats are those of sentence-transformers, PyLate, Stanford's ColBERT, BGE-M3 and SPLADE: a bare
-        masked language model is taken for a sparse model with max pooling and log(1 + relu).
+        Reads the formats of sentence-transformers, PyLate, Stanford's ColBERT, BGE-M3 and SPLADE. A bare
+        masked language model becomes a sparse model with max pooling and log(1 + relu).
 
         Args:
             name_or_path: A directory, or the name of a repository of the Hugging Face hub.
@@ -95,10 +96,10 @@ class Model(EncodingModel):
             attention: auto, eager, sdpa or flash.
 
         Raises:
-            StorageError: There is no such model.
+            StorageError: The model does not exist.
             ConfigError: The model is of a kind that irkit cannot run.
             CorruptError: The model's files are damaged.
-            BadValueError: There is no such dtype, device or attention.
+            BadValueError: The dtype, the device or the attention is unknown.
         """
         operation = "Model.from_pretrained"
         _check_source(operation, name_or_path, revision=revision, dtype=dtype, attention=attention)
@@ -136,8 +137,8 @@ class Model(EncodingModel):
 
         Raises:
             BadTypeError: ``markers`` are not two strings, ``name_or_path`` is neither a string nor a path, or
-                there is no such option.
-            ConfigError: There is no such preset, key or value.
+                an option is unknown.
+            ConfigError: The preset or a key is unknown, or a value is invalid.
         """
         if markers is not None and not (
             isinstance(markers, tuple | list) and [type(marker) for marker in markers] == [str, str]
@@ -178,9 +179,9 @@ class Model(EncodingModel):
             options: ``device``, ``dtype`` and ``attention`` as for `from_pretrained`.
 
         Raises:
-            BadTypeError: ``name_or_path`` is neither a string nor a path, or there is no such option.
-            ConfigError: There is no such key or value.
-            BadValueError: A term stands twice in the vocabulary or has no tokens, or there are no terms.
+            BadTypeError: ``name_or_path`` is neither a string nor a path, or an option is unknown.
+            ConfigError: A key is unknown, or a value is invalid.
+            BadValueError: A term stands twice in the vocabulary or has no tokens, or the vocabulary is empty.
         """
         settings = {"vocabulary": vocabulary}
         return cls._make("Model.sparse", name_or_path, "sparse", config, settings, (), queries, **options)
@@ -202,8 +203,8 @@ class Model(EncodingModel):
             options: ``device``, ``dtype`` and ``attention`` as for `from_pretrained`.
 
         Raises:
-            BadTypeError: ``head`` is not a string, or there is no such option.
-            ConfigError: There is no such head, or it takes no such settings.
+            BadTypeError: ``head`` is not a string, or an option is unknown.
+            ConfigError: The head is unknown, or does not take these settings.
         """
         check_names("Model.with_head", head=head)
         if head not in HEADS:
@@ -288,15 +289,15 @@ class Model(EncodingModel):
         Args:
             name_or_path: As for `from_pretrained`; only encoder and tokenizer of the model are used.
             heads: Settings of two or more heads by name. ``head`` names one of `irkit.heads.HEADS` and may be
-                left out if it is the name. ``similarity`` is that of the head, and ``projection`` that of
-                `multi_vector`. The others are settings of the head, see `irkit.heads.Head.create`. A string
-                is the ``head`` with its default settings.
+                left out if it is the name. ``similarity`` sets how the head compares, and ``projection`` is
+                the argument of `multi_vector`. The others are settings of the head, see
+                `irkit.heads.Head.create`. A string is the ``head`` with its default settings.
             options: ``device``, ``dtype`` and ``attention`` as for `from_pretrained`.
 
         Raises:
             BadValueError: There are fewer than two heads, heads cut texts at different lengths, or a
                 similarity does not compare what its head makes.
-            ConfigError: There is no such head, or it takes no such settings.
+            ConfigError: The head is unknown, or does not take these settings.
 
         Examples:
             >>> model = Model.several(

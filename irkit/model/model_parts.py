@@ -49,9 +49,9 @@ class ModelParts(nn.Module):
         The `max_length` of ``tokenizer`` is lowered, in place, to the number of positions of the encoder.
 
         Raises:
-            BadValueError: There is no such similarity or prompt, queries are expanded beyond the positions of
-                the encoder, a length leaves nothing of a text or a vector, or the encoder pools and the head
-                needs a hidden state for each token.
+            BadValueError: The similarity or the prompt is unknown, queries are expanded beyond the positions
+                of the encoder, a length leaves nothing of a text or a vector, or the encoder pools and the
+                head needs a hidden state for each token.
         """
         super().__init__()
         keep_few_shapes()
@@ -89,7 +89,7 @@ class ModelParts(nn.Module):
             tokenizer.check_length(head.max_length(side), f"{side}_length")
 
     def _follow_pooling(self) -> None:
-        """Set the window of the head to that of the encoder's pooling, after `check_pooling`."""
+        """Set the window of the head to the window of the encoder's pooling, after `check_pooling`."""
         if isinstance(self.encoder, Encoder):
             if any(self.encoder.config.schedule):
                 check_pooling(self.encoder, self.head)
@@ -97,7 +97,7 @@ class ModelParts(nn.Module):
 
     @property
     def parts(self) -> Parts:
-        """Return the arguments that make the model again; ``"query"`` holds those of the query model."""
+        """Return the arguments that make the model again; ``"query"`` holds the query model's."""
         parts = cast(Parts, {name: getattr(self, name) for name in SideParts.__annotations__})
         if self.query_model is not None:
             parts["query"] = self.query_model.parts
@@ -170,10 +170,10 @@ class ModelParts(nn.Module):
         """Return 32 hexadecimal digits that change when document vectors would change, except by precision.
 
         The digits cover weights, head, tokenizer and pooling schedule. For a multi-vector model they also
-        cover the settings and prompts of both sides; for a sparse model, those of documents. For a model with
-        several heads they cover all heads and the prompts of both sides. The weights of a
-        separate query encoder are left out. Each call computes the digits from the weights, in 0.1 s for 20
-        million.
+        cover the settings and prompts of both sides; for a sparse model, the settings and prompts of
+        documents. For a model with several heads they cover all heads and the prompts of both sides. The
+        weights of a separate query encoder are left out. Each call computes the digits from the weights, in
+        0.1 s for 20 million.
         """
         if self._int8_fingerprint:
             return self._int8_fingerprint
@@ -217,7 +217,7 @@ class ModelParts(nn.Module):
 
         Raises:
             BadTypeError: ``length`` is not an integer.
-            BadValueError: ``length`` leaves no room for text, or there is no such side.
+            BadValueError: ``length`` leaves no room for text, or the side is unknown.
             ConfigError: Queries are expanded to more than ``length`` tokens.
         """
         if not isinstance(side, str) or side not in get_args(Side):
@@ -315,9 +315,10 @@ class ModelParts(nn.Module):
                 another sparse model encodes queries. None: queries are encoded as documents.
 
         Raises:
-            ConfigError: There is no such kind, key or value, or weights are not for tokens of the model.
+            ConfigError: The kind or a key is unknown, or a value is invalid, or weights are not for tokens of
+                the model.
             BadValueError: The model is not sparse, or the model for queries has another vocabulary.
-            StorageError: There are no such weights, or there is no such model.
+            StorageError: The weights or the model do not exist.
 
         Examples:
             >>> model = Model.from_pretrained("naver/splade-v3").set_queries("lexical")  # doctest: +SKIP
@@ -359,7 +360,7 @@ class ModelParts(nn.Module):
                 None instead of a list removes all pooling.
 
         Raises:
-            ConfigError: There is no such key or value, or the encoder has too few layers.
+            ConfigError: A key is unknown, a value is invalid, or the encoder has too few layers.
             BadValueError: The model is sparse, leaves prompts out of its pooling, or is in int8; or
                 transformers runs its encoder. Nothing is changed.
 

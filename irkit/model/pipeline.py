@@ -81,7 +81,7 @@ class Pipeline:
         return self.tokenizer(texts, self.prompt, self.max_length)
 
     def encode_tokens(self, tokens: Ragged) -> Representation:
-        """Encode rows of token ids, and wait for the results; arguments and errors are those of `begin`.
+        """Encode rows of token ids, and wait for the results; for arguments and errors see `begin`.
 
         Returns:
             One row per text, in the order of ``tokens``, float32 on the CPU.
@@ -99,7 +99,7 @@ class Pipeline:
             progress: Called with the number of texts finished since the last call.
 
         Yields:
-            The rows of each chunk, float32 on the CPU; nothing if there are no texts.
+            The rows of each chunk, float32 on the CPU; nothing for no texts.
         """
         tokenized = ahead(self.tokenize, chunks(strings(texts), chunk_size))
         copies = (self.begin(tokens, progress) for tokens in tokenized)
@@ -247,7 +247,7 @@ def plan_steps(lengths: Tensor, budget: int, batch_size: int | None = None) -> l
         batch_size: Largest number of rows in a step; None is any number.
 
     Returns:
-        The row numbers of each step, an int64 tensor; one empty step if there are no rows.
+        The row numbers of each step, an int64 tensor; one empty step for no rows.
     """
     order = torch.argsort(lengths, descending=True, stable=True)
     steps, start, used, most = [], 0, 0, batch_size or len(order)

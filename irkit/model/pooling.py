@@ -110,7 +110,7 @@ def set_pooling(
         max_length: Number of tokens at which texts are cut; None if they are never cut.
 
     Raises:
-        ConfigError: There is no such schedule, or it does not fit the layers.
+        ConfigError: The schedule is unknown, or it does not fit the layers.
         BadValueError: The encoder or the head cannot pool.
     """
     choice = pooling_choice(layers)

@@ -74,7 +74,7 @@ def query_config(choice: str | Mapping[str, Any] | QueryConfig) -> QueryConfig:
         choice: A configuration; its keys and values; or ``"lexical"`` or ``"static"``.
 
     Raises:
-        ConfigError: There is no such kind, key or value.
+        ConfigError: The kind or a key is unknown, or a value is invalid.
 
     Examples:
         >>> query_config({"kind": "static", "weights": {"cat": 2.5}}).weights
@@ -106,7 +106,7 @@ def query_parts(
     Raises:
         BadValueError: The head is not sparse.
         ConfigError: The weights are not for tokens of the vocabulary.
-        StorageError: There are no such weights, or there is no such model.
+        StorageError: The weights or the model do not exist.
     """
     if head.kind != "sparse":
         raise BadValueError(f"queries: a {config.kind} side is for sparse models, this one makes {head.kind}")

@@ -113,7 +113,7 @@ def fit(rows: Sequence[dict[str, Any]], cost: str) -> Line:
 
 
 def check(rows: Sequence[dict[str, Any]], cost: str) -> Check | None:
-    """Compare the largest measurement with the prediction from those of at most a tenth of its documents."""
+    """Compare the largest measurement with a prediction from measurements a tenth of its size or smaller."""
     largest = rows[-1]
     small = [row for row in rows if 10 * row["documents"] <= largest["documents"]]
     if len(small) < 2:

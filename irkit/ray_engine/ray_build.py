@@ -74,7 +74,7 @@ def build_shards(
     Raises:
         MissingDependencyError: Ray is not installed.
         BadTypeError: The documents can be read only once.
-        StorageError: A node does not have the directory. Other errors are those of `irkit.Retriever.build`.
+        StorageError: A node does not have the directory. For other errors see `irkit.Retriever.build`.
 
     Examples:
         >>> build_shards("bm25", "corpus.jsonl", "words", shards=16)  # doctest: +SKIP
@@ -220,7 +220,7 @@ def _missing_terms(store: Store, part: Store) -> tuple[int, bytes]:
 
 
 class _Queue:
-    """Portions for one builder: those of the running call, and those that wait for the next call."""
+    """The portions that one builder works on, and the portions that wait for its next call."""
 
     def __init__(self, ray: Any, builder: Any, path: Path) -> None:
         self._ray, self._builder, self._path = ray, builder, path

@@ -61,8 +61,9 @@ class Answers:
 class ShardedRetriever(Retriever):
     """A `irkit.Retriever` of an index in shards that actors of Ray search; it has all methods of one.
 
-    Results are those of `irkit.Retriever`. Other methods than searches work in this process. A killed actor
-    is started again by Ray; a query that it had not answered goes to another replica, or to the new actor.
+    Results equal the results of `irkit.Retriever`. Other methods than searches work in this process. A killed
+    actor is started again by Ray; a query that it had not answered goes to another replica, or to the new
+    actor.
 
     Examples:
         >>> retriever = ShardedRetriever.load("words", replicas=2)  # doctest: +SKIP
@@ -98,7 +99,7 @@ class ShardedRetriever(Retriever):
             options: See `irkit.Retriever.load`.
 
         Raises:
-            StorageError: There is no finished index, or it is not in shards.
+            StorageError: The path has no finished index, or it is not in shards.
             MissingDependencyError: Ray is not installed.
         """
         check_counts("ShardedRetriever", replicas=replicas)

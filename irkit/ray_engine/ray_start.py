@@ -16,7 +16,7 @@ def parse_engine(engine: str) -> str | None:
     """Return the address in ``"ray"`` or ``"ray://address"``: None stands for Ray on this machine.
 
     Raises:
-        BadValueError: It is no engine.
+        BadValueError: The engine is unknown.
     """
     if engine == "ray":
         return None
@@ -36,7 +36,7 @@ def start_ray(address: str | None = None) -> Any:
 
     Raises:
         MissingDependencyError: Ray is not installed.
-        BadValueError: There is no Ray at the address.
+        BadValueError: Ray does not answer at the address.
     """
     ray: Any = require("ray", "ray", "The engine ray")
     if ray.is_initialized():

@@ -146,7 +146,7 @@ def _pickled(value: Any, error: BaseException | None) -> bytes:
 
 def _go_to(folder: str) -> None:
     """Make relative paths mean what they mean in the process that asked for the work."""
-    with contextlib.suppress(OSError):  # there is no such folder on this node
+    with contextlib.suppress(OSError):  # this node lacks the folder
         os.chdir(folder)
 
 

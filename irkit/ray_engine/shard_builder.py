@@ -33,7 +33,7 @@ class Portion:
 
     Attributes:
         content: What `pack` returned.
-        before: Documents of the shard that come before those of the chunk.
+        before: Documents of the shard that come before the chunk.
         start: Documents of the whole that come before the chunk.
         stop: Documents of the whole up to the end of the chunk.
         change: Number of the change of the whole that adds the chunk.

@@ -32,8 +32,8 @@ class LanceDB(RemoteRetriever):
         model: See `irkit.remote.Qdrant`; full-text search needs none.
 
     Raises:
-        StorageError: There is no such database.
-        CorruptError: The documents are no finished export.
+        StorageError: The database does not exist.
+        CorruptError: The documents are not a finished export.
         MissingDependencyError: lancedb is not installed.
 
     Examples:

@@ -30,8 +30,8 @@ class Qdrant(RemoteRetriever):
         exact: Score all documents. By default a server, or a large shard, reads its graph (HNSW).
 
     Raises:
-        StorageError: There is no such folder or collection, or the server does not answer.
-        CorruptError: The documents are no finished export.
+        StorageError: The folder or the collection does not exist, or the server does not answer.
+        CorruptError: The documents are not a finished export.
         MissingDependencyError: qdrant-client or qdrant-edge-py is not installed.
 
     Examples:

@@ -1,4 +1,4 @@
-"""Translate filters of irkit to those of Qdrant."""
+"""Translate filters of irkit to filters of Qdrant."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class RemoteRetriever(OtherRetriever):
     """Documents in another engine. irkit encodes queries, and the engine searches.
 
     Searches, runs and reranking take the arguments and return the results of `irkit.Retriever`; `Hybrid`
-    takes a RemoteRetriever, too. Changes of documents are those of the engine.
+    takes a RemoteRetriever, too. The engine changes documents.
 
     Attributes:
         name: Place of the documents, for messages.

@@ -95,7 +95,7 @@ def open_collection(
     """Open an index, see `irkit.Retriever.load`; the model is loaded at its first use.
 
     Raises:
-        BadTypeError: There is no such option.
+        BadTypeError: An option is unknown.
     """
     check_options("opening an index", options, LoadOptions.__annotations__)
     device, dtype = options.get("device"), options.get("dtype", "float32")
@@ -154,7 +154,7 @@ def check_placement(device: Device | None, dtype: object) -> None:
     """Check device and precision before a model is loaded.
 
     Raises:
-        BadValueError: There is no such device or dtype.
+        BadValueError: The device or the dtype is unknown.
     """
     from irkit.model.hardware import DTYPES, find_devices
 

@@ -264,8 +264,8 @@ class Explanation:
         document: The text of the document.
         score: The score, as `irkit.score` computes it.
         matches: Matches of tokens, in the order of the query; or of terms or passages, by descending score.
-        parts: For a model with several heads, the explanation of each; the score is then the sum of theirs,
-            and there are no other matches. Empty otherwise.
+        parts: For a model with several heads, the explanation of each head. The score is then the sum of
+            their scores, and ``matches`` is empty. Empty otherwise.
     """
 
     query: str
@@ -314,10 +314,10 @@ class Explanation:
 
         ``"query"`` and ``"document"`` are the texts, each in segments: ``{"text", "heat", "best",
         "matches"}``. ``heat`` is the score of a segment as a share of the highest, ``best`` is whether the
-        segment is in the best passage (the sentences whose matches have the highest sum), and ``matches``
-        are pairs of a token of the other text and a score. ``"matches"`` are those of the explanation:
+        segment is in the best passage (the sentences whose matches have the highest sum), and ``matches`` are
+        pairs of a token of the other text and a score. ``"matches"`` lists the matches of the explanation:
         ``{"query", "document", "score", "weights", "in_query", "in_document"}``. A token that is not in its
-        text is special, or the model has added it. ``"score"`` is that of `to_dict`.
+        text is special, or the model has added it. ``"score"`` is the ``"score"`` of `to_dict`.
         """
         query, document = self._segments()
         return {

@@ -32,7 +32,7 @@ def check_fuse(operation: str, fuse: object, heads: Sequence[str] | None) -> Non
 
     Raises:
         BadTypeError: ``fuse`` is neither ``"rrf"`` nor weights.
-        BadValueError: The index has one representation, a name is no head, or a weight is not above 0.
+        BadValueError: The index has one representation, a head is unknown, or a weight is not above 0.
     """
     if fuse is None:
         return
@@ -103,7 +103,7 @@ def search_several(
 
 
 def score_several(index: SeveralIndex, queries: Several, rows: Array, weights: Fuse | None) -> Array:
-    """Return exact scores of chosen documents: sums of those of the parts, see `irkit.index.Index.rescore`.
+    """Return exact scores of chosen documents: weighted sums of the scores of the parts.
 
     Args:
         index: Index of the documents.

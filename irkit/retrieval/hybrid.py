@@ -41,7 +41,7 @@ class Hybrid(Searcher):
     hits, it is made again of four times as many results.
 
     Args:
-        retrievers: Two or more; those of `irkit.remote` are as good.
+        retrievers: Two or more, including retrievers of `irkit.remote`.
         method: Method of fusion, see `irkit.fuse`.
         weights: Weight of each retriever; by default 1.
         depth: Number of results of each retriever that are fused, at least ``k``.

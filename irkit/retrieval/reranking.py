@@ -37,7 +37,7 @@ _RUN_QUERIES = 64  # of a run, scored together
 
 
 class RerankRunOptions(RankOptions, total=False):
-    """Options of `irkit.Retriever.rerank` of a run: what scores, and those of a search.
+    """Options of `irkit.Retriever.rerank` of a run: the scorer, and the options of a search.
 
     The options of a search apply to the ranking by the new scores: candidates below ``threshold`` and beyond
     ``per_group`` are left out, ``offset`` candidates of the rest are skipped, and ``k`` follow. No other
@@ -49,8 +49,8 @@ class RerankRunOptions(RankOptions, total=False):
         teacher: Scores the texts instead of the model, such as the cross-encoder that
             `irkit.training.teachers.load_teacher` loads.
         progress: Called with the number of queries of a run finished since its last call.
-        fuse: Weights by head, for a model with several: the score is the weighted sum of those of the heads
-            that it names. By default all weigh 1.
+        fuse: Weights by head, for a model with several: the score is the weighted sum over the heads that it
+            names. By default all weigh 1.
     """
 
     fuse: Mapping[str, float] | None

@@ -131,9 +131,9 @@ class Retriever:
                 `irkit.retrieval.collection.LoadOptions`.
 
         Raises:
-            StorageError: There is no finished index, or no model.
+            StorageError: The path has no finished index, or no model.
             CorruptError: A file is missing, truncated or altered.
-            BadTypeError: There is no such option.
+            BadTypeError: An option is unknown.
             BadValueError: The index was built with another model than ``model``.
         """
         collection = open_collection(path, model, options)
@@ -216,7 +216,7 @@ class Retriever:
             documents.
 
         Raises:
-            BadTypeError: There is no such option.
+            BadTypeError: An option is unknown.
             BadValueError: A number is out of range, the filter makes no sense, no document has the key to
                 group by, or the model is another one.
         """
@@ -293,7 +293,7 @@ class Retriever:
             are left out.
 
         Raises:
-            BadTypeError: There is no such option.
+            BadTypeError: An option is unknown.
             BadValueError: The index has no document of an id, the text of a query of the run is missing, a
                 number is out of range, no candidate has the key to group by, or there are both an interaction
                 and a teacher.
@@ -316,7 +316,7 @@ class Retriever:
 
         Raises:
             BadTypeError: The query is not a string.
-            BadValueError: There is no such document, or vectors were computed elsewhere.
+            BadValueError: The index lacks the document, or vectors were computed elsewhere.
         """
         return explain_document(self.collection, query, document)
 

@@ -53,7 +53,7 @@ class Searcher(ABC):
         Only a `irkit.client.Client` takes ``fuse``, if the index of its server has several representations.
 
         Raises:
-            BadTypeError: There is no such option.
+            BadTypeError: An option is unknown.
             BadValueError: A number is out of range, or the filter makes no sense.
             StorageError: What is searched does not answer.
         """

@@ -266,7 +266,7 @@ def _find_hits(
 def _search(
     index: Index, queries: Representation, depth: int, allowed: Array | None, fuse: Fuse | None
 ) -> Hits:
-    """Return the best documents of queries; those of several representations are fused."""
+    """Return the best documents of queries; results of several representations are fused."""
     if isinstance(index, SeveralIndex):
         search = partial(_search, allowed=allowed, fuse=None)
         return search_several(index, cast(Any, queries), depth, fuse, search)

@@ -126,7 +126,7 @@ class Selection:
         """Return the positions, ascending, of the first ``stop`` hits, of which ``offset`` are to be skipped.
 
         Args:
-            scores: ``(n,)``, best first; -inf is no hit.
+            scores: ``(n,)``, best first; rows of -inf are left out.
             names: Row or id of each hit.
             groups: Returns groups of rows or ids; None does not group.
         """
@@ -154,7 +154,7 @@ def parse_selection(operation: str, k: int, options: RankOptions, known: type) -
         known: The class that lists what this search takes: `RankOptions` or `SearchOptions`.
 
     Raises:
-        BadTypeError: There is no such option, or a name is not a string.
+        BadTypeError: An option is unknown, or a name is not a string.
         BadValueError: A number is out of range, or a field is unknown.
     """
     check_options(operation, options, known.__annotations__)

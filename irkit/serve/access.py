@@ -49,7 +49,7 @@ def read_keys(path: str | Path | None) -> tuple[tuple[Scope, str], ...]:
 
 
 def with_new_keys(config: ServeConfig) -> ServeConfig:
-    """Return a configuration with the keys that its file has now; those of the environment never change.
+    """Return a configuration with the keys that its file has now; keys of the environment never change.
 
     Raises:
         StorageError: The file cannot be read.

@@ -36,7 +36,7 @@ class _Item(NamedTuple):
 
 
 class Batcher:
-    """Collects items, and works on those of one key together in a thread.
+    """Collects items, and works on the items of one key together in a thread.
 
     Args:
         name: Name for metrics and threads.
@@ -106,7 +106,7 @@ class Batcher:
             self._worker = None
 
     def _take(self) -> list[_Item]:
-        """Remove and return the items of the next batch: those of the first key, up to the batch size."""
+        """Remove and return the next batch: items of the first key, up to the batch size."""
         batch: list[_Item] = []
         others: list[_Item] = []
         size = 0

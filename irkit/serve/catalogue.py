@@ -212,7 +212,7 @@ def _is_index(path: str) -> bool:
 
 @contextmanager
 def _as_model(source: str) -> Iterator[None]:
-    """Say what an error inside the block is about: a path that is no index."""
+    """Add to errors inside the block that the path was read as a model, because it is not an index."""
     try:
         yield
     except StorageError as error:

@@ -112,7 +112,7 @@ class DocumentMessage(Message):
 
 
 class DocumentsRequest(Message):
-    """Documents to add, or to put in the place of those of the same ids."""
+    """Documents to add; documents of the same ids are replaced."""
 
     model_config = ConfigDict(
         json_schema_extra={

@@ -19,7 +19,7 @@ _KEYS = ("paths", "engine", "device", "dtype", "limits")
 def deploy(arguments: Mapping[str, Any]) -> Any:
     """Return the application that ``serve run`` or ``ray.serve.run`` starts.
 
-    Each replica opens the indexes and models, and answers as ``irkit serve`` does. Keys are those of
+    Each replica opens the indexes and models, and answers as ``irkit serve`` does. Keys come from
     ``$IRKIT_SERVE_KEYS``.
 
     Args:
@@ -28,7 +28,7 @@ def deploy(arguments: Mapping[str, Any]) -> Any:
             ``limits``, a mapping.
 
     Raises:
-        BadTypeError: There is no such argument.
+        BadTypeError: An argument is unknown.
         BadValueError: There is nothing to serve, or a value is out of range.
         MissingDependencyError: Ray Serve is not installed.
 

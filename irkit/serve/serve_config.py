@@ -16,7 +16,8 @@ class ServeLimits(Config):
 
     Attributes:
         body_bytes: Bytes of a request.
-        bodies_bytes: Bytes of all requests that arrive or are being answered, without those of up to 64 KiB.
+        bodies_bytes: Bytes of all requests that arrive or are being answered; requests of up to 64 KiB do not
+            count.
         texts: Texts, queries or documents of a request.
         tokens: Tokens of all texts of a request.
         k: Hits of a query, skipped ones included.

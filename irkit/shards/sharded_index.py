@@ -28,8 +28,8 @@ from irkit.shards.sharded_store import VOCABULARY, ShardedStore
 class ShardedIndex(StoredRows):
     """Rows of all shards, with the interface of `Index`; rows are global ones.
 
-    A search asks every shard for its ``k`` best rows and keeps the ``k`` best of these. Scores are those of
-    one index, because shards have all that scores depend on in common: BM25 its statistics, `plaid` and
+    A search asks every shard for its ``k`` best rows and keeps the ``k`` best of these. Scores equal the
+    scores of one index, because shards share all that scores depend on: BM25 its statistics, `plaid` and
     `dense` their centroids and codebooks (see `irkit.shards.codecs`).
 
     Attributes:

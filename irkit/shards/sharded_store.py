@@ -192,7 +192,7 @@ class ShardedStore(Store):
             part.close()
 
     def sizes(self) -> dict[str, int]:
-        """Return the bytes of every array by name; those of shards are added up."""
+        """Return the bytes of every array by name, summed over the shards."""
         total = Counter(super().sizes())
         for part in self.parts:
             total.update(part.sizes())
@@ -264,7 +264,7 @@ class _Snapshots:
 
 
 class _View(tuple[State, ...]):
-    """States of the stores, for `ShardedStore.snapshot`; ``derived`` is that of the first."""
+    """States of the stores, for `ShardedStore.snapshot`; ``derived`` belongs to the first."""
 
     derived: dict[Any, Any]
 
@@ -280,7 +280,7 @@ def open_store(path: str | Path, *, verify: bool | None = None) -> Store:
     Of an index in an object store a copy is opened, see `irkit.index.object_store`.
 
     Raises:
-        StorageError: There is no finished index, or a shard of it is missing.
+        StorageError: The path has no finished index, or a shard of it is missing.
         CorruptError: A file is missing, truncated or altered.
     """
     if is_uri(path):

@@ -58,7 +58,7 @@ def write_scores(scores: Scores, path: Path) -> None:
 
 
 def read_scores(path: str | Path) -> Scores:
-    """Read a file of `write_scores`, or that of the directory of a study.
+    """Read a file of `write_scores`, or such a file in the directory of a study.
 
     Raises:
         StorageError: The file cannot be read.
@@ -93,7 +93,7 @@ def compare_variants(first: str, second: str) -> list[Cell]:
     Raises:
         StorageError: A file cannot be read.
         CorruptError: A file holds no scores.
-        BadValueError: There is no such variant, both are the same, or the two were measured on other queries.
+        BadValueError: A variant is unknown, both are the same, or the two were measured on other queries.
 
     Examples:
         >>> compare_variants("projections:Linear", "projections:FFN, depth 3")  # doctest: +SKIP

@@ -24,9 +24,9 @@ Changes = dict[str, Any]
 class StudyConfig(Config):
     """Variants of a recipe, each trained with all seeds.
 
-    The variants are those of ``variants``, then every combination of one value of each axis of ``grid``.
-    Changes are written as keys with dots, such as ``model.projection.depth``. A new value replaces the whole
-    value of the recipe.
+    The variants are the entries of ``variants``, then every combination of one value of each axis of
+    ``grid``. Changes are written as keys with dots, such as ``model.projection.depth``. A new value replaces
+    the whole value of the recipe.
 
     Attributes:
         name: Title of the report.

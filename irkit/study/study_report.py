@@ -33,7 +33,8 @@ def write_report(out: str | Path, baseline: str | None = None) -> list[Cell]:
 
     Args:
         out: Directory of a study.
-        baseline: Name of the variant that the others are tested against; None is that of the study.
+        baseline: Name of the variant that the others are tested against; None takes the baseline of the
+            study.
 
     Returns:
         The cells of the measures and of the costs, see `tabulate` and `tabulate_costs`.

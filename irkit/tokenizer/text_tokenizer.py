@@ -105,7 +105,7 @@ class Tokenizer:
                 (RoBERTa), or files from which transformers makes a tokenizer.
 
         Raises:
-            StorageError: There is no tokenizer.
+            StorageError: The directory has no tokenizer.
             CorruptError: The files of the tokenizer are damaged.
         """
         folder = Path(directory)
@@ -156,7 +156,7 @@ class Tokenizer:
             raise BadValueError(f"Tokenizer: {name} {length} leaves no room beside {special} special tokens")
 
     def highest_id(self) -> int:
-        """Return the highest id that a text can get, added tokens included; -1 if there are no tokens.
+        """Return the highest id that a text can get, added tokens included; -1 for an empty vocabulary.
 
         Raises:
             CorruptError: The tokenizer does not work.
@@ -200,7 +200,7 @@ class Tokenizer:
     def token_spans(self, text: str, prompt: str = "", max_length: int | None = None) -> list[TokenSpan]:
         """Return a `TokenSpan` for each token of one text, prompt and special tokens included.
 
-        Arguments are those of `__call__`.
+        For the arguments see `__call__`.
         """
         backend, skipped = self._backend(max_length), len(prompt)
         with reraise_as(BadValueError, "tokenizing", _ADVICE):

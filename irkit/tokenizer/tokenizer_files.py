@@ -23,7 +23,7 @@ _SIGNS = ("precompiled_charsmap", '"String"', '"Regex"', "\\u")  # of parts that
 def sentence_settings(directory: Path) -> dict[str, Any]:
     """Return the content of sentence_bert_config.json, or of the same file under an older name.
 
-    The result is empty if there is no such file.
+    The result is empty if the file does not exist.
     """
     return next((read_json(file) for file in sorted(directory.glob("sentence_*_config.json"))), {})
 

@@ -87,7 +87,7 @@ def train_vocabulary(texts: Iterable[str], out: str | Path, config: DomainConfig
     trainer = trainers.BpeTrainer(  # WordPiece learns its tokens in the same way
         vocab_size=config.size,
         min_frequency=config.min_frequency,
-        special_tokens=[*_SPECIAL, *inner_tokens],  # their numbers are those of this list
+        special_tokens=[*_SPECIAL, *inner_tokens],  # their ids are the positions in this list
         initial_alphabet=sorted(alphabet),
         limit_alphabet=len(alphabet),
         continuing_subword_prefix=_INNER,
@@ -121,7 +121,7 @@ def fragmentation(tokenizer: Tokenizer, texts: Iterable[str]) -> float:
         texts: A sample.
 
     Returns:
-        About 1 or more: 1 if every word is a token. NaN if there are no words.
+        About 1 or more: 1 if every word is a token. NaN for no words.
 
     Source: "Bridging Vocabulary Gaps", table 9.
     """

@@ -96,9 +96,9 @@ def make_interaction(config: MaxSim | XTR | MVA, model: Model) -> nn.Module | No
     Args:
         config: The setting of a recipe.
         model: The model to train. The new weights of MVA come from torch's generator. If the model makes
-            vectors of length 1, their scores start close to its mean MaxSim; otherwise weights are those of
-            a new layer of BERT (normal, with a deviation of 0.02). A model that was trained with attention of
-            the same settings keeps the weights of this attention.
+            vectors of length 1, their scores start close to its mean MaxSim; otherwise weights are drawn as
+            for a new layer of BERT (normal, with a deviation of 0.02). A model that was trained with
+            attention of the same settings keeps the weights of this attention.
 
     Raises:
         ConfigError: The model makes no token vectors, averages MaxSim itself, has no class token, or has too
@@ -267,7 +267,7 @@ def _prepend_classes(model: Model, size: int, side: Side) -> None:
     """Extend the prompt of a side of the model, so that its texts begin with ``size`` class tokens.
 
     The first is the tokenizer's own. The others are a token of this side, ``[D_CLS]`` or ``[Q_CLS]``, whose
-    embedding starts as that of the first and is trained.
+    embedding starts as a copy of the first and is trained.
     """
     key = "size" if side == "document" else "query_classes"
     tokenizer, encoder = model.tokenizer, cast(AnyEncoder, model.encoder)

@@ -178,7 +178,7 @@ def masking_rates(weights: Ragged, rate: float) -> Tensor:
 def _align_labels(
     texts: Sequence[str], tokenizer: Tokenizer, labels: Tokenizer, max_length: int | None
 ) -> tuple[Ragged, Tensor, Tensor]:
-    """Tokenize texts with two tokenizers, and match the tokens of ``labels`` to those of ``tokenizer``.
+    """Tokenize texts with two tokenizers, and match the tokens of ``labels`` to the tokens of ``tokenizer``.
 
     Returns:
         The tokens of ``tokenizer``, and two int64 tensors ``(n,)`` with an entry per token of ``labels`` that

@@ -221,7 +221,7 @@ def _searches(
     stack: ExitStack,
     weights: Mapping[str, float],
 ) -> list[_Search]:
-    """Return the search of a collection; for several representations that of each, and of their sum."""
+    """Return the search of a collection; for several representations, a search of each and of the sum."""
     several: Any = queries
     if not isinstance(several, Several):
         if collection.config.index is None:
@@ -265,7 +265,7 @@ class _Search(ABC):
     other_costs: dict[str, float]
 
     def add(self, chunk: Representation, names: Sequence[str], first: int) -> None:
-        """Add those of the documents ``names``, rows from ``first`` on, that belong to the collection."""
+        """Add the documents of a chunk that belong to the collection; ``names`` start at row ``first``."""
         if self.part and not self.whole:
             chunk = cast(Any, chunk).parts[self.part]
         chosen, columns = self.collection.chosen, np.arange(len(names))
@@ -286,7 +286,7 @@ class _Search(ABC):
 
 
 class _ExactSearch(_Search):
-    """Compares every query with every document, or with those of a run."""
+    """Compares every query with every document, or with the documents of a run."""
 
     def __init__(self, collection: JudgedCollection, queries: Representation, compare: Score) -> None:
         self.collection = collection
@@ -363,7 +363,7 @@ def _project(attention: MultiVectorAttention, vectors: Representation, side: str
 def _only_candidates(
     scores: npt.NDArray[np.float32], allowed: Sequence[list[int]]
 ) -> npt.NDArray[np.float32]:
-    """Return scores ``(n_q, n_d)`` with -inf, which is no hit, where a query may not find a document."""
+    """Return scores ``(n_q, n_d)`` with -inf where a query may not find a document."""
     rows = np.concatenate([np.asarray(numbers, np.int64) for numbers in allowed])
     columns = np.repeat(np.arange(len(allowed)), [len(numbers) for numbers in allowed])
     kept = np.full_like(scores, -np.inf)

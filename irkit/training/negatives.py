@@ -125,7 +125,7 @@ def mine(
         (('b', 'a', 'c'), 1)
     """
     config = config or MiningConfig()
-    # relevant documents of each query, best first, and ids that are no negatives
+    # relevant documents of each query, best first, and ids that may not become negatives
     judgments = {}
     for query_id, grades in qrels.items():
         relevant = [doc_id for doc_id, grade in grades.items() if grade >= config.relevant_grade]

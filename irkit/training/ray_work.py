@@ -42,7 +42,7 @@ def mine_on_ray(
         qrels: Judgments.
         config: Settings.
         teacher: See `load_teacher`.
-        options: Its options; their device is that of the model of the index, too.
+        options: Options of the teacher; its device also runs the model of the index.
         start: Number of rows to skip at the beginning.
     """
     options = dict(options or {})

@@ -31,7 +31,7 @@ class HeadTraining(Config):
     Attributes:
         losses: Losses of the scores of this head; None is the losses of the recipe.
         regularizers: Penalties on the weights of a sparse head.
-        weight: Factor of the losses of this head in the sum, those of self-distillation included.
+        weight: Factor of the losses of this head in the sum, self-distillation included.
     """
 
     losses: Annotated[list[Loss] | None, BeforeValidator(lambda item: item and as_list(item))] = None
@@ -88,7 +88,7 @@ class SeveralStep(TrainStep):
             gradient_cache_size: See `TrainStep`.
 
         Raises:
-            BadValueError: The model has one head, a name is no head, or a loss does not fit a head.
+            BadValueError: The model has one head, a head is unknown, or a loss does not fit a head.
         """
         ModelStep.__init__(self, model)
         settings = dict(heads or {})
@@ -173,7 +173,7 @@ class SeveralStep(TrainStep):
 
 
 def _logits(scores: Scores, temperature: float) -> Tensor:
-    """Return the scores of all documents of the batch, or of those of each query, for a softmax."""
+    """Return scores for a softmax: over all documents of the batch, or over the documents of each query."""
     if scores.all is not None:
         return scores.all / temperature
     lowest = torch.finfo(scores.own.dtype).min

@@ -33,7 +33,7 @@ def load_teacher(
         activation: Setting of a `CrossEncoder`.
 
     Raises:
-        StorageError: There is no such index or model.
+        StorageError: The index or the model does not exist.
         BadValueError: ``max_length`` or ``activation`` is set, but the teacher is not a cross-encoder.
     """
     if isinstance(choice, str) and choice.startswith(_CROSS_ENCODER):

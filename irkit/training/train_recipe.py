@@ -39,7 +39,7 @@ class TrainRecipe(Config):
         prepare: For files and folders that the recipe reads, the command that makes each or brings it. An
             error about a missing file names the command; irkit does not run it.
         heads: For a model with several heads: how each is trained, by name. A head without losses of its own
-            has those of the recipe.
+            takes the losses of the recipe.
         self_distillation: For a model with several heads: how they learn from the sum of their scores; None
             if they do not.
 

@@ -32,8 +32,8 @@ Interaction = Callable[[MultiVector, MultiVector], Tensor]
 class TrainStep(ModelStep):
     """A model with its losses: called with a batch, it returns the loss.
 
-    The vectors that are compared are those of `irkit.Model.encode_representation`. They are float32, whatever
-    the precision of the encoder.
+    The step compares the same vectors as `irkit.Model.encode_representation` returns. They are float32,
+    whatever the precision of the encoder.
 
     Gradient caching (``gradient_cache_size``) makes the memory of a batch independent of its activations.
     Texts are encoded in chunks, of which only the representations are stored. The loss of the whole batch is
@@ -75,7 +75,7 @@ class TrainStep(ModelStep):
         """Store model and losses, and check that they fit each other.
 
         Raises:
-            BadValueError: There is no loss, or a part does not fit the kind of the model.
+            BadValueError: The losses are empty, or a part does not fit the kind of the model.
         """
         _check(model, losses, regularizers, matryoshka, interaction)
         super().__init__(model)

@@ -133,7 +133,7 @@ class EvaluationConfig(Config):
 def expand_suites(collections: Any) -> Any:
     """Replace ``source: beir-13`` and ``source: beir-14`` by the collections of BEIR that are public.
 
-    The other keys of such an entry are those of every collection. ``beir-13`` is what SPLADE and many others
+    The other keys of such an entry apply to every collection. ``beir-13`` is what SPLADE and many others
     measure on. ``beir-14`` also has the 12 parts of CQADupStack, one group.
 
     Args:

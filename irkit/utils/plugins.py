@@ -12,7 +12,7 @@ Part = TypeVar("Part")
 
 
 class Registry(Mapping[str, Part], Generic[Part]):
-    """Maps names to parts (objects or classes): irkit's own first, then those of other packages, sorted.
+    """Maps names to parts (objects or classes): irkit's own first, then the parts of other packages, sorted.
 
     A package adds a part by an entry point in its ``pyproject.toml``::
 

@@ -38,7 +38,7 @@ def open_store_of(uri: str) -> tuple[Any, str]:
 
     Raises:
         MissingDependencyError: The package of this kind of store is not installed.
-        BadValueError: There is no such kind of store.
+        BadValueError: The kind of store is unknown.
         StorageError: The store cannot be used, for example without keys.
     """
     import fsspec
@@ -67,7 +67,7 @@ def describe_file(uri: str) -> dict[str, Any]:
     """Return what the store says of a file: ``size`` (bytes, or None) and others.
 
     Raises:
-        StorageError: There is no such file, or the store does not answer.
+        StorageError: The file does not exist, or the store does not answer.
     """
     store, path = open_store_of(uri)
     with reraise_as(StorageError, f"reading {uri}", _ADVICE):
@@ -88,7 +88,7 @@ def is_folder_of_store(uri: str) -> bool:
 
 
 def list_folder(uri: str) -> list[str]:
-    """Return the names in a folder, sorted; none if there is no such folder."""
+    """Return the names in a folder, sorted; none if the folder does not exist."""
     store, path = open_store_of(uri)
     with reraise_as(StorageError, f"reading {uri}", _ADVICE):
         try:
@@ -102,7 +102,7 @@ def open_uri(uri: str) -> io.BufferedReader:
     """Open a file of a store for reading.
 
     Raises:
-        StorageError: There is no such file. While reading: the connection fails, or the file ends early.
+        StorageError: The file does not exist. While reading: the connection fails, or the file ends early.
     """
     size = describe_file(uri).get("size")
     store, path = open_store_of(uri)
@@ -147,7 +147,7 @@ class _Reader(io.RawIOBase):
 def local_copy(uri: str) -> Path:
     """Return the path of a copy of a file in the cache, see `irkit.utils.cache.cached`.
 
-    The file is copied again if the store reports another size, time or checksum than those of the copy.
+    The file is copied again if the store reports a size, time or checksum that differs from the copy.
 
     Raises:
         StorageError: The file cannot be read, or not be written.

@@ -25,7 +25,7 @@ def read_weights(directory: str | Path, stem: str = "") -> dict[str, Tensor]:
         stem: Name of the files without suffix, if it is another, such as ``"adapter_model"``.
 
     Raises:
-        StorageError: There is no weight file.
+        StorageError: The directory has no weight file.
         CorruptError: A weight file is damaged, or holds numbers that are not finite.
     """
     folder = Path(directory)

@@ -121,7 +121,7 @@ def calibrate(
 
     Raises:
         BadValueError: The model would be dead or dense, has logits that are not finite, or is not sparse; or
-            there are no texts. The model is unchanged then.
+            ``texts`` is empty. The model is unchanged then.
 
     Examples:
         >>> calibrate(model, texts, {"rate": 0.3}).after.rate  # doctest: +SKIP
@@ -167,7 +167,7 @@ def probe(
         config: Only ``texts`` and ``max_length`` are used.
 
     Raises:
-        BadValueError: The model is not sparse, or has logits that are no numbers; or there are no texts.
+        BadValueError: The model is not sparse, or has NaN logits; or ``texts`` is empty.
     """
     head = as_sparse_head(model.head, "calibrate")
     config = CalibrationConfig.of(config, "calibration")

@@ -54,8 +54,8 @@ class AlignmentStep(TextStep):
         model: The student.
         teacher: A sparse model with the same terms; it is not trained.
 
-    Source: "Bridging Vocabulary Gaps", section 6.3 (SAP); the loss is that of the authors' code of Nguyen et
-    al. 2025, "MILCO: Learned Sparse Retrieval Across Languages via a Multilingual Connector".
+    Source: "Bridging Vocabulary Gaps", section 6.3 (SAP); the loss follows the authors' code of Nguyen et al.
+        2025, "MILCO: Learned Sparse Retrieval Across Languages via a Multilingual Connector".
     """
 
     def __init__(self, model: Model, teacher: Model) -> None:

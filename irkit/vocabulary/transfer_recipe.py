@@ -25,7 +25,7 @@ class VocabularyConfig(Config):
         target: Directory or name of a model or of a tokenizer; or how to train a vocabulary.
         initialization: Embeddings of new tokens.
         head_only: Replace only the output matrix, see `irkit.vocabulary.head_only`: the model reads its own
-            tokens, and gives weights to those of the target. Adaptation is then EMLM.
+            tokens, and gives weights to tokens of the target. Adaptation is then EMLM.
         adaptation: Masked language modelling; None leaves it out.
         calibration: Calibration of activations; None leaves it out.
     """
@@ -51,8 +51,8 @@ class VocabularyConfig(Config):
 class VocabularyRecipe(StagedRecipe):
     """Move of a sparse model to a new vocabulary, adaptation, calibration, and training of a retriever.
 
-    All other keys are those of `TrainRecipe`. Without ``data`` there is no fine-tuning, and the result is the
-    calibrated model. ``train.seed`` is the default seed of all stages.
+    For all other keys see `TrainRecipe`. Without ``data`` the recipe ends with the calibrated model.
+    ``train.seed`` is the default seed of all stages.
 
     Attributes:
         model: The model that is moved, made by `Model.sparse`.

@@ -36,7 +36,7 @@ def compile_cubin(kernel: Any, arguments: Mapping[str, Any], capability: int) ->
         arguments: By name either Triton's type, such as ``"*fp32"`` or ``"i32"``, or the value of a
             ``constexpr``. The value 1 is passed as it is, because Triton specialises on it. Names that are
             not parameters of the kernel, such as ``num_warps``, are options of the compiler. Pointers are
-            assumed to be aligned to 16 bytes, as those of tensors are.
+            assumed to be aligned to 16 bytes, as the data of tensors is.
         capability: Compute capability without its dot: 80 (A100), 90 (H100, H200).
     """
     import triton

@@ -180,7 +180,7 @@ class Function:
         return self.where(a > b, a, b)
 
     def shuffle(self, a: Value, b: Value | int | None, lanes: Sequence[int]) -> Value:
-        """Return lanes of two vectors, those of the second numbered after those of the first."""
+        """Return lanes of two vectors; lanes of the second are numbered after the first's."""
         second = a.like(b) if b is not None else "poison"
         picks = array(len(lanes), "i32", lanes)
         kind = vector(len(lanes), a.element)

@@ -353,7 +353,7 @@ class Array:
 
 
 def parts(kind: str) -> tuple[int, str]:
-    """Return the number of lanes of a vector and the kind of a lane; 0 and ``kind`` if it is no vector."""
+    """Return the number of lanes of a vector and the kind of a lane; 0 and ``kind`` for a scalar."""
     if kind[:1] != "<":
         return 0, kind
     lanes, _, element = kind[1:-1].partition(" x ")

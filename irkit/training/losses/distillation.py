@@ -18,7 +18,7 @@ class _Distillation(TargetLoss):
     normalize_scores: Normalization = "none"
 
     def scores(self, scores: Scores) -> Tensor:
-        """Return the normalised scores of the model ``(b, n)``, 0 where there is no document."""
+        """Return the normalised scores of the model ``(b, n)``, 0 at padding."""
         return normalize(scores.own, scores.mask, self.normalize_scores)
 
 

@@ -83,7 +83,7 @@ class TargetLoss(BaseLoss):
         return frozenset({"targets"})
 
     def targets(self, scores: Scores) -> Tensor:
-        """Return the normalised targets ``(b, n)``, 0 where there is no document."""
+        """Return the normalised targets ``(b, n)``, 0 at padding."""
         return normalize(required(scores.targets, self, "targets"), scores.mask, self.normalize_targets)
 
 
@@ -194,7 +194,7 @@ def logistic(scores: Tensor, pairs: Tensor) -> Tensor:
         pairs: ``(b, n, n)`` bool, pairs at ``[:, i, j]``.
 
     Returns:
-        ``(b, n, n)``; 0 where there is no pair.
+        ``(b, n, n)``; 0 where a pair is masked.
     """
     # masked twice: a document without tokens scores -inf, and -inf minus -inf is NaN
     ahead = (scores[:, None, :] - scores[:, :, None]).masked_fill(~pairs, 0)

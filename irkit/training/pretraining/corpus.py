@@ -28,7 +28,7 @@ def read_texts(source: str | Path) -> Source[str]:
         source: See `irkit.data`; a file of JSON lines may hold texts alone: ``{"text": "..."}``.
 
     Raises:
-        StorageError: There is no such file or collection.
+        StorageError: The file or the collection does not exist.
         BadValueError: While iterating: a line is malformed; the message names file and line.
 
     Examples:

@@ -71,7 +71,7 @@ class _NextSentence(ObjectiveModule):
         with torch.autocast(encoded.batch.tokens.device.type, enabled=False):
             scores = compare_all(encoded.model, encoded.interaction, queries, documents)
             right = scores.diagonal()
-            # in a batch of one text there is no other that could follow
+            # a batch of one text has no other text as the wrong sentence
             wrong = scores.roll(-1, 1).diagonal() if half > 1 else right[:0]
             logits = self.factor * torch.cat([right, wrong]) + self.bias
             targets = torch.zeros_like(logits)

@@ -76,8 +76,8 @@ class PretrainingConfig(TextTrainingConfig):
 class PretrainRecipe(StagedRecipe):
     """Pre-training of a model on texts, then the training of a retriever.
 
-    All other keys are those of `irkit.training.TrainRecipe`. Without ``data`` there is no fine-tuning, and
-    the result is the pre-trained model. ``train.seed`` is the default seed of all stages.
+    For all other keys see `irkit.training.TrainRecipe`. Without ``data`` the recipe ends with the pre-trained
+    model. ``train.seed`` is the default seed of all stages.
 
     Attributes:
         pretraining: The pre-training; None leaves it out, for comparison.

@@ -170,7 +170,7 @@ class PretrainStep(TextStep):
                 the model.
 
         Raises:
-            BadValueError: There is no objective, one comes twice, or one does not fit the model.
+            BadValueError: The objectives are empty, one comes twice, or one does not fit the model.
         """
         super().__init__(model)
         kinds = [objective.kind for objective in objectives]

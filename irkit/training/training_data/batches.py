@@ -266,7 +266,7 @@ class Collator:
         """Join examples.
 
         Raises:
-            BadValueError: There are no examples, or only some have scores.
+            BadValueError: The batch is empty, or only some examples have scores.
         """
         scored = sum(example.scores is not None for example in examples)
         if not examples or scored not in (0, len(examples)):

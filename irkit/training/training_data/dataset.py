@@ -104,7 +104,7 @@ class Dataset:
         """Return example ``index``; ``seed`` decides which documents are drawn.
 
         Raises:
-            BadValueError: There is no text of an id.
+            BadValueError: An id has no text.
         """
         row = self.rows[index]
         known = self.known(row)

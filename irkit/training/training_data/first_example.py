@@ -42,7 +42,7 @@ def _describe_columns(config: DataConfig) -> str:
     elif kind == "table":
         row = dict(next(iter(load_hf(config.source, streaming=True))))
         kind = detect(row) if config.format == "auto" else config.format
-    else:  # judgments or a run: there are no columns to mistake
+    else:  # judgments and runs have fixed columns
         return kind
     parts = name_parts(row, kind, names).items()
     return f"{kind}: " + "; ".join(f"{part}: {_list(columns)}" for part, columns in parts)

@@ -31,7 +31,7 @@ class TrainingRow:
         query: Text of the query; None to look it up by id.
         document_ids: Ids of the documents, the relevant ones first; may be empty if the row has their texts.
         documents: Texts of the documents; None to look them up by id.
-        scores: Score of a teacher for each document; None if there are no scores.
+        scores: Score of a teacher for each document; None without a teacher.
         positives: How many of the first documents are known to be relevant.
 
     Raises:
@@ -70,7 +70,7 @@ class TrainingRow:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Ids of the documents, or their texts if there are no ids."""
+        """Ids of the documents, or their texts if they have no ids."""
         return self.document_ids or self.documents or ()
 
     def __len__(self) -> int:
@@ -302,8 +302,8 @@ def _tevatron(row: dict[str, Any], ids: bool) -> TrainingRow:
 def _columns(row: dict[str, Any], ids: bool) -> TrainingRow:
     """Parse sentence-transformers' format: columns count by position, except for a label.
 
-    The label of a pair of texts says how similar they are. That of a triple is the margin of the scores,
-    and so is a list with one number less than there are documents.
+    The label of a pair of texts says how similar they are. The label of a triple is the margin between the
+    scores of its documents. A list with one number less than documents holds margins, too.
     """
     label = next((row[name] for name in _LABELS if name in row), None)
     texts: list[Any] = []

@@ -47,7 +47,7 @@ def open_rows(config: DataConfig) -> TrainingRows | Stream[TrainingRow]:
 
     Raises:
         StorageError: The source cannot be read.
-        BadValueError: A row is malformed, the source has another format, or there are no rows.
+        BadValueError: A row is malformed, the source has another format, or the source is empty.
         ConfigError: ``negatives`` or ``sample`` is not for such a source.
     """
     name, kind = config.source, detect_source(config)
@@ -213,7 +213,7 @@ class Lines:
         return len(self._keys)
 
     def __getitem__(self, index: int) -> TrainingRow:
-        index = range(len(self))[index]  # counts from the end if negative; an error if there is no such row
+        index = range(len(self))[index]  # counts from the end if negative; an error if the row does not exist
         start = int(self._starts[index])
         end = self._map.find(b"\n", start)
         line = self._map[start : end if end >= 0 else len(self._map)]

@@ -81,7 +81,7 @@ def read_judgments(config: DataConfig) -> Qrels:
     """Read the judgments of a dataset; they are empty if the configuration names none.
 
     Raises:
-        StorageError: They cannot be read, or there is no such split.
+        StorageError: They cannot be read, or the split does not exist.
     """
     if config.qrels is not None and config.qrels.endswith(".json"):
         return {query: dict(judged) for query, judged in read_json(config.qrels).items()}

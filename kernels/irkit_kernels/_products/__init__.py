@@ -33,9 +33,9 @@ def product_gradients(
 ) -> tuple[Tensor, Tensor]:
     """Differentiate products ``<left[left_rows[e]], right[right_rows[e]]>`` with respect to both tables.
 
-    Sums are float32 and run in the order of the products, so results do not depend on the number of threads;
-    there are no atomic additions. On the CPU each thread takes some columns. On CUDA the products are sorted
-    by the row that receives the gradient.
+    Sums are float32 and run in the order of the products, without atomic additions, so results do not depend
+    on the number of threads. On the CPU each thread takes some columns. On CUDA the products are sorted by
+    the row that receives the gradient.
 
     Args:
         left: ``(l, d)`` floating point.

@@ -26,7 +26,8 @@ def run() -> list[dict[str, Any]]:
 
     Returns:
         One dict per number of hits and of queries at a time: the best milliseconds of a query in each way;
-        the median over the rounds of torch's time, and of FAISS's, divided by that of the codes.
+        the medians over the rounds of torch's time and of FAISS's time, each divided by the time of the
+        codes.
 
     Raises:
         RuntimeError: A search finds other rows.

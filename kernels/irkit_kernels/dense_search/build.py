@@ -70,7 +70,7 @@ def list_margins(vectors: Array, centroids: Array, lists: Array) -> Array:
 
     Lists are searched in the order of ``q c + |q| margin``. The margin is half the mean square of the
     residuals, in proportion to the length of the vectors. With vectors of length 1 it is a constant less
-    ``|c|**2 / 2``: the order is that of distances.
+    ``|c|**2 / 2``, so lists are ordered by distance.
 
     Args:
         vectors: ``(n, dim)``, a sample.

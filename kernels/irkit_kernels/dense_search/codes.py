@@ -72,8 +72,8 @@ def empty_segment(
 def put(segment: Mapping[str, Array], places: Array, codes: Mapping[str, Array]) -> None:
     """Write the codes of some rows to their places, once.
 
-    A block of 32 rows has 16 bytes of signs for each 4 dimensions: the lower half of byte i is the bits of
-    row i, the upper half those of row i + 16.
+    A block of 32 rows has 16 bytes of signs for each 4 dimensions: byte i holds the bits of row i in its
+    lower half, and the bits of row i + 16 in its upper half.
     """
     for name in _AS_THEY_ARE:
         if name in codes:

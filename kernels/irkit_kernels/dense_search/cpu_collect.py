@@ -3,8 +3,8 @@
 The ``write_*`` functions generate LLVM IR: what a docstring says is computed, the generated code computes.
 
 Items are appended in the order in which they are scored. When the collection is full, `_shrink` keeps the
-wanted number of best ones, and what comes later has to score more than the worst of them. So the result is
-that of a stable sort of all items. Scores are kept as keys: integers of the same order.
+wanted number of best ones, and what comes later has to score more than the worst of them. So the result
+equals a stable sort of all items. Scores are kept as keys: integers of the same order.
 """
 
 from __future__ import annotations

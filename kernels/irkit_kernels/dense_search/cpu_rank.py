@@ -33,7 +33,7 @@ def _segment(x: Function, f: Record, position: Value) -> Record:
 
 
 def _rank_codes(plan: Plan) -> Function:
-    """Replace the keys of the collection by those of scores by all bits of a code.
+    """Replace the keys of the collection by keys of the scores from all bits of a code.
 
     A level is its sign bit, the highest, and the other bits. The sum of the signs is known.
     """
@@ -92,7 +92,7 @@ def _factors(segment: Record, place: Value) -> tuple[Value, Value]:
 
 
 def _rank_levels(plan: Plan) -> Function:
-    """Replace the keys of the collection by those of products with the vectors that codes stand for.
+    """Replace the keys of the collection by keys of the products with the decoded vectors.
 
     The query is in float32 here, so that scores are exact but for roundings.
     """
@@ -150,7 +150,7 @@ def _list(x: Function, f: Record, segment: Record, place: Value) -> Value:
 
 
 def _rank_rows(plan: Plan) -> Function:
-    """Replace positions by row numbers, and keys by those of scores by the kept rows, if there are any.
+    """Replace positions by row numbers, and, if vectors are kept, keys by keys of exact scores.
 
     Rows that do not exist, of a damaged file, leave the collection.
     """

@@ -51,7 +51,7 @@ def reference(
     query_bytes, byte_scale = _rounded(values, values.abs().max(), 127)
     levels, level_scale = _rounded(values, ((a + b) + (c + d)).max(), HIGHEST_SUM)
 
-    # Choose groups, and of their lists those of the best centroids, all as bytes.
+    # Choose groups, then the lists of the best centroids in them, all as bytes.
     groups = group_lists(centroids, euclidean, margins)
     factor = 1.0 if euclidean else _length(query)
 

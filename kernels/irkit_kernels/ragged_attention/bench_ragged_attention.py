@@ -1,7 +1,7 @@
 """Compare the speed of the kernel, on one core, with torch's attention, one call per run of equal lengths.
 
-Training times are those of forward and backward with dropout 0.1. All times are CPU time, the best of
-interleaved rounds, so that other processes on a shared machine disturb less.
+Training times cover forward and backward with dropout 0.1. All times are CPU time, the best of interleaved
+rounds, so that other processes on a shared machine disturb less.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ __all__ = ["BLOCK", "EXP2", "EXP2_ROUGH", "FAR", "LOWEST", "Plan", "exp2", "spre
 
 BLOCK = 512  # queries, and keys, processed together: packed they fit the second-level cache
 FAR = 2**30  # the window that stands for no window
-LOWEST = -1e38  # score of a hidden key; the difference of two is 0, while that of two infinities is NaN
+LOWEST = -1e38  # score of a hidden key; two of these differ by 0, but infinities by NaN
 _LEAST = -125.0  # the lowest exponent: smaller powers of 2 would be subnormal
 _ROUND = 1.5 * 2**23  # adding it rounds a float32 to an integer, which is in the low bits of the sum
 # Polynomials for 2^x on [-1/2, 1/2] with the smallest relative error: 2e-7, and 8e-5 for bfloat16 weights.

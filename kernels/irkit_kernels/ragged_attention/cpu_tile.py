@@ -31,8 +31,8 @@ class Tile(Function):
 
     The first query sees keys ``low`` to ``high``, the next query one key further, and so on. ``key`` is the
     number of the block's first key in its row; ``number`` is ``token * heads + head`` of the first query
-    (`retained`). ``bias`` points to the bias of the first query and the first key of the block; the bias of
-    the next key is the next number, that of the next query the one before.
+    (`retained`). ``bias`` points to the bias of the first query and the first key of the block; the next
+    number is the bias of the next key, the number before it the bias of the next query.
 
     Attributes:
         plan: The variant of the code.

@@ -58,8 +58,8 @@ def ragged_attention(
         dropout: Probability of dropping a weight, below 1; the others are multiplied by ``1 / (1 -
             dropout)``.
         causal: Whether a query sees no key after its own position; rows must then be of equal length.
-        bias: ``(heads, 2 * n - 1)`` float32, added to the scores: number ``n - 1 + j - i`` to that of query
-            ``i`` and key ``j``. No row is longer than ``n``. It has no gradient. None is no bias.
+        bias: ``(heads, 2 * n - 1)`` float32, added to the scores: query ``i`` and key ``j`` get number ``n -
+            1 + j - i``. No row is longer than ``n``. It has no gradient. None adds no bias.
 
     Returns:
         ``(total_q, heads, head_dim)``, contiguous, in the dtype of ``query``; zeros in rows without keys.

@@ -36,8 +36,8 @@ def attention_reference(
         dropout: Probability of dropping a weight; the others are multiplied by ``1 / (1 - dropout)``.
         seed: Decides which weights are dropped, see `retained`.
         causal: Whether a query sees no key after its own position.
-        bias: ``(heads, 2 * n - 1)``, added to the scores: number ``n - 1 + j - i`` to that of query ``i`` and
-            key ``j``. None is no bias.
+        bias: ``(heads, 2 * n - 1)``, added to the scores: query ``i`` and key ``j`` get number ``n - 1 + j -
+            i``. None adds no bias.
 
     Returns:
         ``(total_q, heads, head_dim)`` in the dtype of ``query``; zeros for queries of a row without keys.

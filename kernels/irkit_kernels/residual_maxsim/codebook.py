@@ -21,8 +21,8 @@ _FURTHER = 1.8  # factor of the move towards the mean: rounding to integers woul
 def train(residuals: NDArray[np.float32], nbits: int) -> NDArray[np.int8]:
     """Train the levels of residuals, see `op.train_codebook`.
 
-    Levels start as those of a normal distribution. Each level then moves towards the mean of the numbers that
-    use it, until no level changes or after `_ROUNDS` rounds. With 8 bits nothing is trained.
+    Levels start at quantiles of a normal distribution. Each level then moves towards the mean of the numbers
+    that use it, until no level changes or after `_ROUNDS` rounds. With 8 bits nothing is trained.
     """
     if nbits == WINDOW:
         return np.arange(-128, 128, dtype=np.int8).reshape(1, -1)

@@ -169,7 +169,8 @@ def _pack_query(
     Args:
         query: ``(m, d)`` float32.
         plan: The variant of the code.
-        reach: Bound of the absolute scores: the largest norm of a query token times that of a centroid.
+        reach: Bound of the absolute scores: the largest norm of a query token times the largest norm of a
+            centroid.
 
     Returns:
         The arrays ``query`` and ``header`` of `QueryTable`.

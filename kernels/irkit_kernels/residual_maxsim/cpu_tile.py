@@ -158,7 +158,7 @@ class Writer(Function):
         return (bits.cast("float") * 2.0**112).broadcast(LANES)
 
     def centroid(self, codes: Array, index: Value) -> Value:
-        """Return the centroid of a token; a code that is no centroid (a damaged file) is read as the last."""
+        """Return the centroid of a token; a higher code (of a damaged file) is read as the last."""
         return self.minimum(codes[index].to("i64"), self.arguments.last)
 
     def dots(self, base: Array, stride: int, query: Array, bias: list[Value]) -> list[list[Value]]:
@@ -200,7 +200,7 @@ class Writer(Function):
         """
         parts = [(at, *self._packed(source, at, min(64, width - at))) for at in range(0, width, 64)]
         for plane in range(8 // nbits):
-            after = 8 - nbits * (plane + 1)  # bits of the byte that follow those of this plane
+            after = 8 - nbits * (plane + 1)  # bits of the byte after this plane
             for at, windows, before in parts:
                 if after:
                     windows = (before << 8 - after) | (windows >> after)

@@ -224,7 +224,7 @@ def residual_maxsim(
 
     Args:
         table: The table of the query.
-        tokens: The tokens of all documents. A code that is no centroid is read as the last centroid.
+        tokens: The tokens of all documents. A code above the last centroid is read as the last centroid.
         offsets: ``(all documents + 1,)``; the tokens of document ``i`` start at ``offsets[i]``; not checked.
         codebook: The one passed to `encode`.
         documents: The documents to score.
@@ -246,7 +246,7 @@ def exact_maxsim(
 ) -> NDArray[np.float32]:
     """Score documents by MaxSim with their compressed tokens, as exactly as float32 can.
 
-    Products with centroids are those of float32. For products with levels, the query is the sum of three
+    Products with centroids are computed in float32. For products with levels, the query is the sum of three
     parts of 8 bits.
 
     Args:

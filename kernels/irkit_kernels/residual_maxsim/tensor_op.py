@@ -68,7 +68,7 @@ def tensor_interaction(
     Args:
         table: ``(K, total_q)`` floating point or uint8, ``centroids @ queries.T`` on any scale.
         query_offsets: ``(n_q + 1,)`` int32; not checked, like the other offsets and the pairs.
-        codes: ``(n,)`` uint16 or int32. A code that is no centroid is read as the last centroid.
+        codes: ``(n,)`` uint16 or int32. A code above the last centroid is read as the last centroid.
         document_offsets: ``(n_d + 1,)`` int64.
         pairs: ``(p, 2)`` int64 rows of queries and of documents.
 

@@ -2,8 +2,8 @@
 
 The ``write_*`` functions generate LLVM IR: what a docstring says is computed, the generated code computes.
 
-Each candidate is scored roughly first, 16 elements at once, which rounds in another order. If the rough
-score can be that of a hit, the document is scored exactly, as in exact search.
+Each candidate is scored roughly first, 16 elements at once, which rounds in another order. If a document with
+this rough score can be a hit, it is scored exactly, as in exact search.
 """
 
 from __future__ import annotations

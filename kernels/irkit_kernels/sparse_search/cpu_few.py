@@ -28,7 +28,7 @@ _KEYS = 8  # hits compared at once
 _ROWS = (1 << 32) - 1
 _ALL = (1 << 31) - 1  # above the bits of any score
 _MINUS_INFINITY = -0x800000  # its bits
-_CLOSE = 1 << 22  # between the bits of the best score and those of the k-th, at first
+_CLOSE = 1 << 22  # first guess of the distance in bits from the best score to the k-th
 
 
 def write_few() -> str:

@@ -49,7 +49,7 @@ FRAME = cpu_frame.FRAME.extended(
     total_scale="float",  # a score times this is a total
 )
 
-GLOBALS = "@always = internal constant i8 1"  # read where there is no filter
+GLOBALS = "@always = internal constant i8 1"  # read if the search has no filter
 
 
 def write_pool() -> list[Function]:

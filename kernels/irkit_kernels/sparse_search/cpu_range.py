@@ -40,7 +40,8 @@ def write_score_range() -> Function:
         high = f.high
         f.low = x.maximum(f.least_sum - unread(f), 1)
 
-        # Without k hits there is no theta. Find by bisection a sum that as many reach as are wanted.
+        # Theta does not exist before k hits are found. Find by bisection a sum that as many reach as are
+        # wanted.
         with x.when(f.n_hits < k):
             number, more = f.above + f.wanted, f.wanted
             f.low, f.top = 1, high

@@ -192,7 +192,7 @@ class Exact:
         for name, number in (("n_q", 1), ("k", k), ("keep", 0)):
             frame[_WORD[name]] = number
         memory |= self._thread.memory  # which a longer query replaces
-        # Names of this scope are found faster than those of modules and objects.
+        # Python looks local names up faster than attributes of modules and objects.
         view, frame_address, refused = frame.data, address(frame), _WORD["refused"]
         pack, term_words, float32 = _SINGLE.pack_into, _TERM_WORDS, torch.float32
         copy_rows, copy_scores = rows.copy, scores.copy
