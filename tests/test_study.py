@@ -375,6 +375,26 @@ def test_what_a_training_looks_at_does_not_count(tmp_path):
     assert {cell.dataset for cell in write_report(tmp_path)} == {"d1"}
 
 
+def test_the_collections_of_a_variant_count(tmp_path):
+    """A variant may be measured on collections, and in groups, that the recipe does not name."""
+    variants = {
+        "v0": {"evaluation": [{"source": "x/d0", "at_end": True}, {"source": "tuning"}]},
+        "v1": {"evaluation": [{"source": f"x/d{i}", "at_end": True, "group": "d"} for i in range(2)]},
+    }
+    study = study_of(recipe=RECIPE, variants=variants, baseline="v0", seeds=[0, 1])
+    runs = runs_of(2, 2)
+    runs["v0"] = {
+        seed: {key: row for key, row in scores.items() if key[1] == "d0"}
+        | {("nDCG@10", "tuning"): {"q": 1.0}}
+        for seed, scores in runs["v0"].items()
+    }
+    del study.variants["v1"]["evaluation"][0]
+    for scores in runs["v1"].values():
+        del scores["nDCG@10", "d0"]
+    write_runs(tmp_path, study, runs)
+    assert [(cell.variant, cell.dataset) for cell in write_report(tmp_path)] == [("v0", "d0"), ("v1", "d")]
+
+
 def test_a_report_against_another_baseline(tmp_path):
     write_runs(tmp_path, three_variants(), runs_of(3, 2))
     first = {cell.variant: cell for cell in write_report(tmp_path) if cell.dataset == "d0"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,7 @@ def write_report(out: str | Path, baseline: str | None = None) -> list[Cell]:
             scores[trial.variant][trial.seed] = read_results(trial.results)
             if (path := trial.folder / COSTS).exists():
                 costs[trial.variant][trial.seed] = read_costs(path)
-    collections = [EvaluationConfig.parse(part) for part in expand_suites(study.recipe.get("evaluation", []))]
+    collections = _collections(runs)
     groups = {config.title: config.group for config in collections if config.group}
     tested = [config.title for config in collections if config.at_end]  # only finished models are measured
     write_scores(Scores(study.name, study.baseline, groups, scores), out / SCORES)
@@ -71,6 +71,16 @@ def write_report(out: str | Path, baseline: str | None = None) -> list[Cell]:
         write_text(out / plots[measure], draw_study(panel, study.baseline))
     write_text(out / "report.md", "\n".join(_report_lines(study, runs, cells, plots)) + "\n")
     return cells
+
+
+def _collections(runs: Iterable[Trial]) -> list[EvaluationConfig]:
+    """Return the collections that any variant is measured on; those of the same name once."""
+    found: dict[str, EvaluationConfig] = {}
+    for variant in {trial.variant: trial for trial in runs}.values():
+        for part in expand_suites(variant.recipe.get("evaluation", [])):
+            config = EvaluationConfig.parse(part)
+            found.setdefault(config.title, config)
+    return list(found.values())
 
 
 def _report_lines(
