@@ -408,11 +408,12 @@ def test_the_small_versions_of_the_papers_are_run_and_shown() -> None:
         Cell("a", "nDCG@10", "d", {1: 0.5, 2: 0.7}, 0.6, 0.1414),
         Cell("b", "nDCG@10", "d", {1: 0.7, 2: 0.7}, 0.7, 0.0, 0.1, 0.04, 0.0412),
         Cell("a", "FLOPS", "d", {1: 1234.56, 2: 1234.56}, 1234.56, 0.0, 0.0),
+        Cell("a", "floats", "d", {1: 96.0, 2: 96.0}, 96.0, 0.0, 0.0),
         Cell("a", "ms per query", "d", {1: 2.0}, 2.0, None),
     ]
     tested = {"deviation over 2 seeds": 0.1414, "difference": None, "corrected p": None}
     assert list(studies.rows(cells)) == [
-        {"variant": "a", "nDCG@10": 0.6, **tested, "FLOPS": 1235.0},
+        {"variant": "a", "nDCG@10": 0.6, **tested, "FLOPS": 1235.0, "floats": 96.0},
         {
             "variant": "b",
             "nDCG@10": 0.7,
@@ -423,6 +424,32 @@ def test_the_small_versions_of_the_papers_are_run_and_shown() -> None:
     ]
     other = [cell._replace(dataset="e") for cell in cells[:1]]
     assert [row["collection"] for row in studies.rows([*cells, *other])] == ["d", "d", "e"]
+    recall = [cell._replace(measure="R@1000", mean=0.9, corrected_p=0.5) for cell in cells[1:2]]
+    row = list(studies.rows([*cells, *recall]))[1]
+    assert (row["nDCG@10"], row["corrected p of nDCG@10"]) == (0.7, 0.041)
+    assert (row["R@1000"], row["corrected p of R@1000"]) == (0.9, 0.5)
+
+
+def test_the_cheapest_studies_run_first() -> None:
+    from benchmarks import studies
+    from irkit.study import StudyConfig
+
+    model, train = {"model": {"name": "m"}}, {"max_steps": 10, "per_device_train_batch_size": 5, "seed": 1}
+    recipe: dict[str, Any] = {**model, "train": train, "evaluation": {"source": "scifact", "documents": 100}}
+
+    def work(**changes: Any) -> float:
+        study = {"recipe": recipe | changes, "variants": {"a": {}, "b": {}}, "baseline": "a", "seeds": [1]}
+        return studies.work(StudyConfig.parse(study))
+
+    assert work() == 2 * (400 + 3 * 2 * 50 + 100)
+    assert work(vocabulary={"adaptation": {"train": train}}) == 2 * (400 + 3 * 3 * 50 + 100)
+    assert work(vocabulary=None) == work()
+    assert (
+        work(evaluation={"source": "scifact"}) > work(evaluation={"source": "s", "run": "bm25.trec"}) > work()
+    )
+    assert work(model={"sizes": {"hidden_size": 96}}) < work()
+    order = studies.twins()
+    assert order.index("vocabulary_transfer_table2_local") < order.index("tite_table2_local")
 
 
 def test_commands_of_recipes_are_run_with_what_is_here() -> None:
