@@ -83,17 +83,26 @@ def main(sizes: Sequence[int] = (), only: Sequence[str] = ()) -> None:
             rows += curve
             builds += built
             write_results("dense_curves", rows)
-            write_results("dense_speed", speeds(rows))
-            write_results("dense", [*bars(rows, builds), *builds])
+            write_results("dense_speed", _from(rows, speeds(rows)))
+            write_results("dense", [*_from(rows, bars(rows, builds)), *builds])
             _PLOT.write_text(draw_curves(rows, list(dict.fromkeys(row["collection"] for row in rows)), 0.9))
 
 
 def _others(names: Sequence[str]) -> tuple[list[Row], list[Row]]:
     """Return the stored rows of curves and builds of other collections."""
-    curves, every = (read_results(suite)[1] for suite in ("dense_curves", "dense"))
+    curves, every = (read_results(suite) for suite in ("dense_curves", "dense"))
     builds = [row for row in every if "contender" in row]
     kept = ([row for row in rows if row["collection"] not in names] for rows in (curves, builds))
     return next(kept), next(kept)
+
+
+def _from(curves: Sequence[Row], rows: Sequence[Row]) -> list[Row]:
+    """Return rows with the provenance of the curves of their collection, if these were stored before."""
+    sources = {row["collection"]: row["provenance"] for row in curves if "provenance" in row}
+    return [
+        row | ({"provenance": sources[row["collection"]]} if row["collection"] in sources else {})
+        for row in rows
+    ]
 
 
 def prepared(name: str, work: Path) -> Path:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -135,18 +136,28 @@ def provenance() -> Row:
 
 
 def write_results(suite: str, rows: Iterable[Row]) -> Path:
-    """Replace ``results/SUITE.jsonl``: one line of provenance, then one line a row."""
+    """Replace ``results/SUITE.jsonl``: a line of provenance, then the rows that were measured there.
+
+    A row with a "provenance", as `read_results` gives it, keeps it; any other row gets that of now. Where it
+    differs from that of the row before, another line of provenance comes between.
+    """
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{suite}.jsonl"
-    lines = [json.dumps(provenance()), *(json.dumps(row) for row in rows)]
+    now, lines, last = provenance(), [], None
+    for row in [*rows]:
+        source = row.get("provenance", now)
+        if source != last:
+            lines.append(json.dumps(source))
+        lines.append(json.dumps(_cells(row)))
+        last = source
     aside = path.with_suffix(".tmp")
-    aside.write_text("\n".join(lines) + "\n")
+    aside.write_text("\n".join(lines or [json.dumps(now)]) + "\n")
     aside.replace(path)
     return path
 
 
 def begin_results(suite: str) -> Path:
-    """Replace ``results/SUITE.jsonl`` by its line of provenance; `add_result` adds the rows."""
+    """Replace ``results/SUITE.jsonl`` by a line of provenance; `add_result` adds the rows."""
     return write_results(suite, [])
 
 
@@ -158,38 +169,79 @@ def add_result(suite: str, row: Row) -> None:
         os.fsync(file.fileno())
 
 
-def read_results(suite: str) -> tuple[Row, list[Row]]:
-    """Provenance and rows of ``results/SUITE.jsonl``."""
-    first, *rest = (RESULTS / f"{suite}.jsonl").read_text().splitlines()
-    return json.loads(first), [json.loads(line) for line in rest]
+def read_results(suite: str) -> list[Row]:
+    """Return the rows of ``results/SUITE.jsonl``, each with its "provenance"."""
+    source, rows = {}, []
+    for line in (RESULTS / f"{suite}.jsonl").read_text().splitlines():
+        item: Row = json.loads(line)
+        if "versions" in item:
+            source = item
+        else:
+            rows.append(item | {"provenance": source})
+    return rows
 
 
 def render(suite: str, kernel: str | None = None) -> str:
-    """Write the results of a suite as markdown: a table per set of columns, and a line of provenance.
+    """Write the results of a suite as markdown: a table per set of columns, and lines of provenance.
 
     Args:
         suite: Name of the suite.
         kernel: Only the rows of this kernel, without the column that names it.
     """
-    source, rows = read_results(suite)
+    rows = read_results(suite)
     if kernel:
         rows = [
             {key: value for key, value in row.items() if key != "kernel"}
             for row in rows
             if row["kernel"] == kernel
         ]
-        if not rows:
-            return "Not measured yet."
+    if not rows:
+        return "Not measured yet."
     lines: list[str] = []
-    groups: dict[tuple[str, ...], list[Row]] = {}
+    tables: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
-        groups.setdefault(tuple(row), []).append(row)
-    for columns, group in groups.items():
+        tables.setdefault(tuple(_cells(row)), []).append(row)
+    same = len({_source(row) for row in rows}) == 1
+    for columns, table in tables.items():
         lines += ["", *(f"| {' | '.join(cells)} |" for cells in (columns, ["---"] * len(columns)))]
-        lines += [f"| {' | '.join(map(_cell, row.values()))} |" for row in group]
+        lines += [f"| {' | '.join(map(_cell, _cells(row).values()))} |" for row in table]
+        if not same:
+            lines += _sources(table)
+    return "\n".join([*lines[1:], *(_sources(rows) if same else ())])
+
+
+def _sources(table: Sequence[Row]) -> list[str]:
+    """Return the provenance of a table; where there are several, each names its rows by their first cells."""
+    groups: dict[str, list[list[str]]] = {}
+    for row in table:
+        groups.setdefault(_source(row), []).append([_cell(value) for value in _cells(row).values()])
+    if len(groups) == 1:
+        return ["", *groups]
+    for count in range(1, len(_cells(table[0])) + 1):
+        names = {
+            source: [*dict.fromkeys(" ".join(cells[:count]) for cells in group)]
+            for source, group in groups.items()
+        }
+        if len({*chain.from_iterable(names.values())}) == sum(map(len, names.values())):
+            break
+    largest = max(groups, key=lambda source: len(groups[source]))
+    if count > 1:
+        names[largest] = ["Other rows"]
+    order = sorted(groups, key=lambda source: names[source] == ["Other rows"])
+    return [line for source in order for line in ("", f"{', '.join(names[source])}: {source}")]
+
+
+def _source(row: Row) -> str:
+    """Return the provenance of a row in words."""
+    source = row["provenance"]
     versions = ", ".join(f"{name} {version}" for name, version in source["versions"].items())
     machine = source["gpu"] or f"{source['cpu']}, {source['cores']} cores"
-    return "\n".join([*lines[1:], "", f"{source['date']}, commit {source['commit']}, {machine}, {versions}."])
+    return f"{source['date']}, commit {source['commit']}, {machine}, {versions}."
+
+
+def _cells(row: Row) -> Row:
+    """Return a row without its provenance."""
+    return {key: value for key, value in row.items() if key != "provenance"}
 
 
 def fill_pages(write: bool = True) -> list[Path]:

@@ -117,17 +117,17 @@ def _beats(one: tuple[float, float], other: tuple[float, float]) -> bool:
 def main() -> None:
     """Draw the pictures of the docs from the stored results."""
     for name, worst in (("dense", 0.9), ("multi_vector", 0.8), ("sparse", 0.9)):
-        _, rows = read_results(f"{name}_curves")
+        rows = read_results(f"{name}_curves")
         single = [row for row in rows if "how" not in row["settings"]]
         drawn = [row for row in single if row["contender"] in _COLORS and row["recall@10"] >= worst]
         collections = importlib.import_module(f"benchmarks.{name}").COLLECTIONS
         collections = [one for one in collections if any(row["collection"] == one for row in drawn)]
         (_DOCS / f"{name}.svg").write_text(draw_curves(single, collections, worst))
-    _, rows = read_results("tite_all")
+    rows = read_results("tite_all")
     (_DOCS / "tite.svg").write_text(
         draw_bars(rows, list(dict.fromkeys(row["texts"] for row in rows)), "bfloat16")
     )
-    _, rows = read_results("study_projections")
+    rows = read_results("study_projections")
     cells = [
         Cell(
             variant=row["variant"],

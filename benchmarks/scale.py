@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -56,24 +57,30 @@ def main(sizes: Sequence[int] = SIZES, only: Sequence[str] = ()) -> None:
     pairs = [(kind, size) for size in sizes for kind in only or KINDS]
     rows = [measure(*pair) for pair in sorted(pairs) if only or pair[1] <= LARGEST.get(*pair)]
     if only:
-        rows += [row for row in read_results("scale")[1] if (row["index"], row["documents"]) not in pairs]
+        rows += [row for row in read_results("scale") if (row["index"], row["documents"]) not in pairs]
     rows.sort(key=lambda row: (row["documents"], KINDS.index(row["index"])))
     write_results("scale", rows)
     store(rows)
 
 
-def store(rows: list[Row], note: str = "") -> None:
+def store(rows: list[Row]) -> None:
     """Write what `irkit plan` reads, and the suite ``plan``."""
-    about = provenance()
-    measured = f"measured {about['date'][:10]} on {about['cpu']}, {about['cores']} cores{note}"
-    store_costs({"measured": measured, "rows": rows})
+    sources = [row.pop("provenance", None) or provenance() for row in rows]
+    places = (f"{one['date'][:10]} on {one['cpu']}, {one['cores']} cores" for one in sources)
+    store_costs({"measured": f"measured {' and '.join(dict.fromkeys(places))}", "rows": rows})
 
 
 def store_costs(facts: dict[str, Any]) -> None:
-    """Replace some of what `irkit plan` reads, and write the suite ``plan``."""
+    """Replace some of what `irkit plan` reads, and write the suite ``plan``.
+
+    A prediction has the provenance of the largest measurement of its kind.
+    """
     path = Path(costs.__file__).with_name("costs.json")
     path.write_text(json.dumps(costs.read_costs() | facts, indent=1) + "\n")
-    write_results("plan", [*plans(), *checks()])
+    sources = {row["index"]: row["provenance"] for row in read_results("scale")}  # in order of size
+    write_results(
+        "plan", [row | {"provenance": sources[next(iter(row.values()))]} for row in chain(plans(), checks())]
+    )
 
 
 def plans() -> Iterator[Row]:

@@ -45,7 +45,8 @@ def test_results_are_stored_with_their_origin(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(harness, "RESULTS", tmp_path)
     harness.write_results("made_up", [{"a": 1.23456, "b": None}, {"a": 2, "b": "x"}, {"c": 3}])
-    source, rows = harness.read_results("made_up")
+    rows = harness.read_results("made_up")
+    source = rows[0].pop("provenance")
     assert rows[0] == {"a": 1.23456, "b": None}
     assert source["versions"]["torch"] == torch.__version__
     table = harness.render("made_up").splitlines()
@@ -56,6 +57,90 @@ def test_results_are_stored_with_their_origin(tmp_path: Path, monkeypatch: pytes
     harness.write_results("made_up", [{"kernel": "one", "ms": 1}, {"kernel": "two", "ns": 2}])
     assert harness.render("made_up", "two").splitlines()[:3] == ["| ns |", "| --- |", "| 2 |"]
     assert harness.render("made_up", "three") == "Not measured yet."
+
+
+def test_rows_that_were_kept_keep_their_origin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks import harness
+
+    def place(commit: str) -> None:
+        about = {
+            "date": "today",
+            "commit": commit,
+            "cpu": "a CPU",
+            "cores": 2,
+            "gpu": None,
+            "versions": {"x": "1"},
+        }
+        monkeypatch.setattr(harness, "provenance", lambda: about)
+
+    def written(rows: list[dict[str, Any]]) -> list[str]:
+        harness.write_results("made_up", rows)
+        return harness.render("made_up").splitlines()
+
+    def about(commit: str) -> str:
+        return f"today, commit {commit}, a CPU, 2 cores, x 1."
+
+    monkeypatch.setattr(harness, "RESULTS", tmp_path)
+    place("one")
+    assert written([{"index": name, "size": size} for name in "ab" for size in (1, 2)])[-2:] == [
+        "",
+        about("one"),
+    ]
+    place("two")
+    a1, a2, b1, _ = harness.read_results("made_up")
+    lines = written([a1, {"index": "b", "size": 1}, a2, {"index": "b", "size": 2}])
+    assert lines[2:6] == ["| a | 1 |", "| b | 1 |", "| a | 2 |", "| b | 2 |"]
+    assert lines[6:] == ["", f"a: {about('one')}", "", f"b: {about('two')}"]
+    stored = map(json.loads, (tmp_path / "made_up.jsonl").read_text().splitlines())
+    assert [row.get("commit") for row in stored] == ["one", None, "two", None, "one", None, "two", None]
+    assert written([a1, a2, b1, {"index": "b", "size": 2}])[6:] == [
+        *("", f"b 2: {about('two')}"),  # the first column does not tell the rows apart
+        *("", f"Other rows: {about('one')}"),
+    ]
+    assert written([a1, {"other": 3}])[3:] == [
+        "",
+        about("one"),
+        "",
+        "| other |",
+        "| --- |",
+        "| 3 |",
+        "",
+        about("two"),
+    ]
+
+
+def test_predictions_are_from_the_largest_measurement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from benchmarks import harness, scale
+
+    def place(cpu: str) -> None:
+        about = {"date": "2026-01-02 03:04 UTC", "cpu": cpu, "cores": 2, "versions": {}}
+        monkeypatch.setattr(harness, "provenance", lambda: about)
+        monkeypatch.setattr(scale, "provenance", lambda: about)
+
+    monkeypatch.setattr(harness, "RESULTS", tmp_path)
+    monkeypatch.setattr(scale.costs, "__file__", str(tmp_path / "costs.py"))
+    monkeypatch.setattr(scale, "KINDS", ("bm25", "flat"))
+    place("old")
+    rows = [row for row in scale.costs.read_costs()["rows"] if row["index"] in scale.KINDS]
+    harness.write_results("scale", rows)
+    kept = [row for row in harness.read_results("scale") if row["index"] == "bm25"]
+    place("new")
+    rows = [*kept, *(row for row in rows if row["index"] == "flat")]
+    harness.write_results("scale", rows)
+    scale.store(rows)
+    costs = json.loads((tmp_path / "costs.json").read_text())
+    assert costs["measured"] == "measured 2026-01-02 on old, 2 cores and 2026-01-02 on new, 2 cores"
+    assert all("provenance" not in row for row in costs["rows"])
+    found = harness.read_results("plan")
+    sources = {
+        (row.get("predicted"), row.get("index")): row["provenance"]["cpu"]
+        for row in found
+        if "cost" not in row
+    }
+    assert {name: cpu for (name, _), cpu in sources.items()} == {"bm25": "old", "flat": "new"}
+    assert {row["provenance"]["cpu"] for row in found if row.get("index") == "bm25"} == {"old"}
 
 
 def test_every_bench_of_a_kernel_is_found() -> None:
@@ -322,6 +407,21 @@ def test_engines_take_turns_in_processes_of_their_own(
     assert recall(hits["numpy scan", "{}"], read(tmp_path / "vectors")) == 1.0
 
 
+def test_a_kept_index_of_a_peer_keeps_its_origin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks import contest
+    from benchmarks.sparse_vectors import lexical
+
+    monkeypatch.setenv("IRKIT_PEERS", str(tmp_path))
+    lexical(*made_up_texts(200, 12), 500).write(tmp_path / "vectors")
+    peer = contest.Contender("benchmarks.sparse_engines", "numpy", {}, peer="json")
+    rows = []
+    for commit in ("one", "two"):
+        monkeypatch.setattr(contest, "provenance", lambda commit=commit: {"commit": commit})
+        built = contest._build(peer, tmp_path / "vectors", tmp_path / "index")
+        rows.append(contest.build_row("made up", "numpy", built, "document", 200))
+    assert rows[1] == rows[0] | {"provenance": {"commit": "one"}}
+
+
 def test_what_is_wanted_of_training() -> None:
     from benchmarks.training import PEER, wanted
 
@@ -474,7 +574,7 @@ def test_scale_measures_a_kind_and_keeps_the_rows_of_others(tmp_path: Path, monk
 
         monkeypatch.setattr(scale, "measure", row)
         scale.main(**options)
-    rows = harness.read_results("scale")[1]
+    rows = harness.read_results("scale")
     assert [(item["index"], item["documents"]) for item in rows] == [
         (kind, size) for size in (5, 9) for kind in scale.KINDS
     ]
@@ -498,10 +598,15 @@ def test_dense_measures_a_collection_and_keeps_the_rows_of_others(tmp_path: Path
             speed = {"recall@10": 0.99, "queries/s": 1.0 + time, "us/query": 1.0, "wall us/query": 1.0}
             return [curve | speed], [both | {"bytes/document": 9.0, "build CPU s": float(time)}]
 
+        about = {"date": "", "commit": time, "cpu": "", "cores": 1, "gpu": None, "versions": {}}
+        monkeypatch.setattr(harness, "provenance", lambda about=about: about)
         monkeypatch.setattr(dense, "measure_collection", lambda name, folder: measured(folder, name))
         dense.main(only=only)
-    curves = {row["collection"]: row["queries/s"] for row in harness.read_results("dense_curves")[1]}
-    builds = [row for row in harness.read_results("dense")[1] if "contender" in row]
+    curves = {row["collection"]: row["queries/s"] for row in harness.read_results("dense_curves")}
+    builds = [row for row in harness.read_results("dense") if "contender" in row]
+    for suite in ("dense", "dense_curves", "dense_speed"):
+        for row in harness.read_results(suite):
+            assert row["provenance"]["commit"] == (row["collection"] == "passages")
     assert curves == {name: 1.0 + (name == "passages") for name in dense.COLLECTIONS}
     assert {row["collection"]: row["build CPU s"] for row in builds} == {
         name: float(name == "passages") for name in dense.COLLECTIONS
