@@ -300,7 +300,15 @@ class CodedLists(StoredRows):
     def _effort(self, k: int, live: int) -> Effort:
         """Return how much a search reads if ``live`` rows of lists may be hits."""
         candidates = max(self.config.candidates or 80 + 2 * k, k)
+        candidates = math.ceil(candidates * self._spare(live))
         return Effort(self._probes(k, live), candidates, candidates)
+
+    def _spare(self, live: int) -> float:
+        """Return how many times as many candidates to rank if a filter leaves ``live`` rows of lists.
+
+        A filter may hide the rows nearest to a query, and codes order those farther away less well.
+        """
+        return min(2, self._covered / max(1, live))
 
     def _reach(self) -> int:
         """Return how many lists a search reads for each square root of their number."""

@@ -40,6 +40,7 @@ from irkit.index.topk import Hits
 faiss: Any = import_faiss()
 
 _FILE = "faiss.index"
+_HIDDEN = 400  # rows fetched for a few hits under a filter
 _SPARE = 1.2  # times as many hits as a filter should leave are fetched where they are filtered afterwards
 
 
@@ -167,8 +168,8 @@ class Faiss(StoredRows):
         """Return the best of what the structure finds, by exact scores."""
         structure, _ = self.store.derived("structure", self._open)
         width = self._fetched(structure, k)
-        if keep is not None and width > k:  # as many of coarse codes keep a recall of 0.95
-            width *= 2
+        if keep is not None and width > k:  # so many of coarse codes keep a recall of 0.95, also where a
+            width = max(2 * width, min(4 * width, _HIDDEN))  # filter hides the documents nearest to a query
         width = min(width, self.store.limits.faiss_gpu_hits) if _on_gpu(structure) else width
         values = np.ascontiguousarray(queries.arrays()["values"])
         rows = self._candidates(values, width, keep)

@@ -12,6 +12,7 @@ concatenated.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, cast
@@ -141,15 +142,15 @@ class Muvera(CodedLists):
         return max(lists, min(super()._sample_size(lists), most))
 
     def _few(self, live: int, k: int) -> bool:
-        return live <= max(self._covered // 20, _SCAN * self._candidates(k))
+        return live <= max(self._covered // 20, _SCAN * self._candidates(k, live))
 
-    def _candidates(self, k: int) -> int:
-        """Return how many documents are ranked by MaxSim for ``k`` hits."""
-        return max(self.config.candidates, 2 * k)
+    def _candidates(self, k: int, live: int) -> int:
+        """Return how many documents are ranked by MaxSim for ``k`` hits among ``live`` rows of lists."""
+        return math.ceil(max(self.config.candidates, 2 * k) * self._spare(live))
 
     def _look_up(self, queries: Representation, k: int, keep: Array | None, live: int) -> Hits:
         assert isinstance(queries, MultiVector)
-        width, covered = min(self._candidates(k), self._covered), self._covered
+        width, covered = min(self._candidates(k, live), self._covered), self._covered
         effort = Effort(self._probes(width, live), SIGNS * width, width)
         keep = keep if keep is None else keep[:covered]
         rows, _ = self._searcher().find(self._query_vectors(queries), width, effort, keep)

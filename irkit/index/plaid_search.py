@@ -40,6 +40,7 @@ from irkit.index.index_settings import PlaidConfig
 from irkit.index.limits import Limits
 
 _PER_ROW, _PER_CENTROID = 16, 16  # bytes on a GPU for each query, and for each of its tokens
+_MANY_HIDDEN = 0.6  # share of the documents that a filter leaves when it hides many
 _RANKED = 4  # documents of visited lists that are ranked by their centroids, per candidate
 
 
@@ -122,8 +123,10 @@ def plan_search(config: PlaidConfig, limits: Limits, k: int, allowed: Array, lis
     """
     exact = k * (2 if config.keep_tokens else 1) + limits.plaid_margin
     candidates = max(2 * exact, config.candidates or max(limits.plaid_candidates, 8 * exact))
-    ranked, refined = _RANKED * candidates, max(2 * exact, candidates // 8)
-    if not listed or int(np.count_nonzero(allowed)) <= max(limits.plaid_scan, 2 * candidates):
+    ranked, refined, live = _RANKED * candidates, max(2 * exact, candidates // 8), np.count_nonzero(allowed)
+    if live <= _MANY_HIDDEN * len(allowed):  # maybe those nearest to a query; centroids tell others less well
+        refined = min(candidates, 2 * refined)
+    if not listed or live <= max(limits.plaid_scan, 2 * candidates):
         return SearchBudget(0, 0, ranked, candidates, refined, exact)
     # more lists make up for the documents that a filter hides
     share = max(np.count_nonzero(allowed[:listed]) / listed, 1 / 64)
