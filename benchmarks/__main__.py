@@ -19,6 +19,7 @@ SUITES = (
     "kernels",
     "memory",
     "multi_vector",
+    "openvino",
     "runs",
     "scale",
     "serve",

@@ -41,6 +41,8 @@ PACKAGES = (
     "faiss-cpu",
     "numba",
     "triton",
+    "openvino",
+    "nncf",
 )
 
 _INSTRUCTIONS = {

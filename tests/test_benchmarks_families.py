@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -95,3 +96,50 @@ def test_heads_share_a_pass_beside_a_dense_model(minilm: str, monkeypatch: pytes
         ("documents", "dense, multi_vector, sparse", "", ""),
     ]
     assert (rows[0]["texts/s"], rows[0]["time, x dense alone"]) == (1, 1.25)
+
+
+def test_openvino_is_skipped_by_the_names_of_missing_packages(monkeypatch: Any, capsys: Any) -> None:
+    from benchmarks import openvino
+
+    absent: set[str] = {"nncf"}
+    monkeypatch.setattr(openvino, "find_spec", lambda name: None if name in absent else name)
+    monkeypatch.setattr(openvino, "precisions", lambda suite: ("float32", "int8"))
+    monkeypatch.setattr(openvino, "collections", lambda: [])
+    monkeypatch.setattr(openvino, "network", lambda: None)
+    used: list[str] = []
+    monkeypatch.setattr(openvino, "compiled", lambda graph, kind: used.append(kind))
+    openvino.main()
+    assert used == ["float32"]
+    assert capsys.readouterr().err == "openvino: no int8; no nncf\n"
+    absent.add("openvino")
+    with pytest.raises(SystemExit, match="openvino: no openvino; pip install openvino nncf"):
+        openvino.main()
+
+
+def test_openvino_gets_batches_of_texts_of_one_length(minilm: str) -> None:
+    from benchmarks.openvino import NAMES, batches
+
+    found = list(batches(["bears", "bears sleep in winter", "bears sleep"], 2))
+    assert [rows for rows, _ in found] == [[1, 2], [0]]
+    inputs = found[0][1]
+    assert list(inputs) == list(NAMES)
+    assert inputs["attention_mask"].tolist() == [[1] * 6, [1, 1, 1, 1, 0, 0]]
+    assert inputs["input_ids"][1].tolist()[-2:] == [0, 0]
+    assert not inputs["token_type_ids"].any()
+
+
+@pytest.mark.parametrize(("speed", "cosine", "met"), [(1.2, 1.0, "yes"), (1.0, 1.0, "no"), (1.2, 0.5, "no")])
+def test_openvino_is_beaten_at_no_worse_a_cosine(
+    speed: float, cosine: float, met: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from benchmarks import openvino
+
+    vectors = {"int8": cosine, openvino.PEER: 1.0}
+    monkeypatch.setattr(openvino, "load", lambda kind, query: lambda texts: np.full((2, 1), vectors[kind]))
+    monkeypatch.setattr(openvino, "encode", lambda engine, texts, size: np.full((2, 1), 0.9))
+    monkeypatch.setattr(openvino, "interleave", lambda runs: {name: [1.0] for name in runs})
+    monkeypatch.setattr(openvino, "ratio", lambda seconds, one, other: 1.0 if one == other else speed)
+    peer, ours = openvino.measure("queries", ["a", "b"], True, {"int8": None})
+    assert (peer["contender"], peer["met"], peer["batch"] in openvino.BATCHES) == ("OpenVINO int8", "", True)
+    assert (ours["contender"], ours["x OpenVINO"], ours["wanted"]) == ("irkit int8", speed, ">= 1.1")
+    assert ours["met"] == met
