@@ -43,7 +43,7 @@ def test_rows_before_a_crash_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
     with pytest.raises(RuntimeError, match="crash"):
         families.main()
-    assert [row["family"] for row in harness.read_results("families")[1]] == ["BERT", "BERT", "MPNet"]
+    assert [row["family"] for row in harness.read_results("families")] == ["BERT", "BERT", "MPNet"]
     monkeypatch.setattr(families, "SHAPES", ["BERT"])
     assert families.main() == "BERT differs"
 
@@ -90,7 +90,7 @@ def test_heads_share_a_pass_beside_a_dense_model(minilm: str, monkeypatch: pytes
     monkeypatch.setattr(heads, "interleave", lambda contenders: {name: [2.0] for name in contenders})
     monkeypatch.setattr(heads, "ratio", lambda seconds, name, baseline: 0.8)
     heads.main()
-    rows = harness.read_results("heads")[1]
+    rows = harness.read_results("heads")
     assert [(row["texts"], row["heads"], row["wanted"], row["met"]) for row in rows] == [
         ("documents", "dense, multi_vector", "<= 1.15", "no"),
         ("documents", "dense, multi_vector, sparse", "", ""),
