@@ -18,7 +18,7 @@ from pathlib import Path
 from benchmarks.harness import RESULTS, Row, data_dir, write_results
 from irkit.study import Cell, StudyConfig, Trial, run_study, write_report
 from irkit.study.query_scores import SCORES
-from irkit.training.validation import EvaluationConfig, expand_suites
+from irkit.training.validation import parse_collections
 
 STUDIES = Path(__file__).parents[1] / "examples" / "studies"
 JOBS = 2
@@ -49,7 +49,7 @@ def work(study: StudyConfig) -> float:
             if train := (stage or {}).get("train"):
                 examples = train.get("max_steps", 0) * train.get("per_device_train_batch_size", 8)
                 trained += per_example * (examples or 809 * train.get("num_train_epochs", 3))
-        collections = [EvaluationConfig.parse(part) for part in expand_suites(recipe["evaluation"])]
+        collections = parse_collections(recipe["evaluation"])
         searched = sum(1500 if each.run else each.documents or 5183 for each in collections)
         width = recipe["model"].get("sizes", {}).get("hidden_size", 384)
         total += 400 + (3 * trained + searched) * (width / 384) ** 2

@@ -233,7 +233,7 @@ def _written_path(location: Sequence[str | int], data: Any) -> list[str | int]:
             continue  # `as_list` made the list
         path.append(part)
         if isinstance(part, int):
-            data = data[part]
+            data = data[part] if part < len(data) else None  # a validator made the list longer
         elif isinstance(data, Mapping):  # pydantic adds the kind of a union to the path
             data = data.get(part, data)
     return path

@@ -210,13 +210,13 @@ def test_documents_with_the_id_of_the_query_may_be_ignored(collection: Path, tin
 
 def test_beir_has_a_name() -> None:
     entry = {"source": "beir-14", "at_end": True, "measures": "nDCG@10"}
-    parts = [EvaluationConfig.parse(part) for part in expand_suites(entry)]
+    parts = expand_suites([EvaluationConfig.parse(entry)])
     assert len(parts) == 25
     assert sum(part.group == "CQADupStack" for part in parts) == 12
     assert len({part.title for part in parts}) == 25
     assert all(part.source.startswith("ir_datasets:beir/") and part.drop_identical_ids for part in parts)
     assert [part.title for part in parts[:13]] == [
-        EvaluationConfig.parse(part).title for part in expand_suites([{"source": "beir-13"}])
+        part.title for part in expand_suites([EvaluationConfig(source="beir-13")])
     ]
     recipe = {"model": "m", "data": {"source": "d"}, "losses": {"kind": "kl"}, "evaluation": entry}
     resolved = TrainRecipe.resolve(recipe)
@@ -225,12 +225,22 @@ def test_beir_has_a_name() -> None:
     for key in ("name", "split", "run", "group"):
         with pytest.raises(ConfigError, match=f"beir-13 is 13 collections; '{key}'"):
             TrainRecipe.resolve(recipe | {"evaluation": {"source": "beir-13", key: "x"}})
+    kept = EvaluationConfig(source="beir-13", drop_identical_ids=False)
+    assert not any(part.drop_identical_ids for part in expand_suites([kept]))
+
+
+@pytest.mark.parametrize("entry", [{"source": "b", "at_end": [1]}, {"source": "b", "indx": "flat"}, "b"])
+def test_a_wrong_value_beside_a_suite_is_named_by_its_written_place(entry: Any) -> None:
+    recipe = {"model": "m", "data": {"source": "d"}, "losses": {"kind": "kl"}}
+    evaluation = [{"source": "beir-14"}, {"source": "a"}, entry]
+    with pytest.raises(ConfigError, match=r"evaluation\.2"):
+        TrainRecipe.resolve(recipe | {"evaluation": evaluation})
 
 
 def test_beir_is_what_ir_datasets_has() -> None:
     library = pytest.importorskip("ir_datasets")
-    for part in expand_suites({"source": "beir-14"}):
-        dataset = library.load(part["source"].removeprefix("ir_datasets:"))
+    for part in expand_suites([EvaluationConfig(source="beir-14")]):
+        dataset = library.load(part.source.removeprefix("ir_datasets:"))
         assert dataset.has_docs()
         assert dataset.has_queries()
         assert dataset.has_qrels()

@@ -137,7 +137,7 @@ class RelativeBias(Config):
     Source: Raffel et al. 2020 (T5), section 2.1.
     """
 
-    buckets: int = Field(default=32, ge=4)
+    buckets: int = Field(default=32, ge=4, lt=1 << 20)
     furthest: int = Field(default=128, ge=2)
 
 

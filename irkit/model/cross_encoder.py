@@ -12,7 +12,9 @@ import torch
 
 from irkit.arguments import brief
 from irkit.data import Document, Query
-from irkit.errors import BadTypeError, BadValueError, StorageError, require
+from irkit.encoder.adapter_loading import load_transformers
+from irkit.errors import BadTypeError, BadValueError, CorruptError, StorageError, require
+from irkit.model.hub import local_directory
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Activation: TypeAlias = Literal["none", "sigmoid"]
@@ -33,7 +35,9 @@ class CrossEncoder:
         batch_tokens: Largest number of tokens in one forward pass, padding included.
 
     Raises:
-        StorageError: The model does not exist.
+        StorageError: The model does not exist, or cannot be read.
+        ConfigError: transformers cannot build what its ``config.json`` says.
+        CorruptError: Weights are missing, of another shape, or no numbers.
         BadValueError: The model is not a classifier with one or two labels, or a setting is unknown.
 
     Source: https://arxiv.org/abs/1901.04085
@@ -62,11 +66,12 @@ class CrossEncoder:
         self.activation, self.batch_tokens = activation, batch_tokens
         # load configuration and tokenizer, and check that it is a classifier of pairs
         try:
-            config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
-            self.tokenizer = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-        except (OSError, ValueError) as error:
+            directory = local_directory(name)
+            config = transformers.AutoConfig.from_pretrained(directory, trust_remote_code=False)
+            self.tokenizer = transformers.AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
+            architectures = [*map(str, config.architectures or ())]
+        except Exception as error:  # whatever goes wrong inside transformers
             raise StorageError(f"loading the cross-encoder {name}: {error}") from error
-        architectures = config.architectures or []
         if config.num_labels not in (1, 2) or "Classif" not in " ".join(architectures):
             raise BadValueError(
                 f"cross-encoder {name}: it is {' '.join(architectures) or config.model_type} with "
@@ -75,13 +80,21 @@ class CrossEncoder:
             )
         # load the model
         with _quiet(transformers.utils.logging):
-            model = transformers.AutoModelForSequenceClassification.from_pretrained(
-                name, dtype=precisions[dtype], trust_remote_code=False
+            model = load_transformers("AutoModelForSequenceClassification", directory, precisions[dtype])
+        self.model = model.to(self.device)
+        if len(self.tokenizer) > (rows := model.get_input_embeddings().weight.shape[0]):
+            raise CorruptError(
+                f"loading the cross-encoder {name}: its tokenizer has {len(self.tokenizer):,} tokens, "
+                f"the model embeddings of {rows:,}; they are not of one model"
             )
-        self.model = model.to(self.device).eval()
         # the shortest limit on the length counts
         limits = (self.tokenizer.model_max_length, getattr(config, "max_position_embeddings", None))
-        self.max_length = min(limit for limit in (max_length, *limits) if limit is not None)
+        lengths = [limit for limit in (max_length, *limits) if limit is not None]
+        if unfit := [limit for limit in lengths if not isinstance(limit, int | float) or limit < 4]:
+            raise BadValueError(
+                f"cross-encoder {name}: a pair is cut to {unfit[0]!r:.60} tokens; expected a number from 4 on"
+            )
+        self.max_length = int(min(lengths))
 
     @torch.inference_mode()
     def __call__(self, queries: Sequence[Query], documents: Sequence[Sequence[Document]]) -> list[Array]:

@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 
 from irkit.arguments import suggest
 from irkit.config import Config, read_mapping, with_overrides
-from irkit.errors import ConfigError
+from irkit.errors import BadTypeError, ConfigError
 
 Changes = dict[str, Any]
 """New values by key of the recipe, with dots."""
@@ -94,6 +94,8 @@ class StudyConfig(Config):
         source, folder = "study", Path()
         if isinstance(study, str | Path):
             source, folder, study = str(study), Path(study).parent, read_mapping(study)
+        if not isinstance(study, Mapping | StudyConfig):
+            raise BadTypeError(f"study: got {study!r:.60}, expected a file or keys and values")
         data = study.model_dump(mode="json") if isinstance(study, StudyConfig) else dict(study)
         if isinstance(data.get("recipe"), str):
             data["recipe"] = read_mapping(folder / data["recipe"])

@@ -13,7 +13,7 @@ from irkit.study.results import AVERAGE, GEOMETRIC, Cell, Costs, tabulate, tabul
 from irkit.study.study_config import StudyConfig
 from irkit.study.trial import Trial, trials
 from irkit.training.result_files import COSTS, Results, read_costs, read_results
-from irkit.training.validation import EvaluationConfig, expand_suites
+from irkit.training.validation import EvaluationConfig, parse_collections
 from irkit.utils.atomic import write_text
 from irkit.utils.figures import draw_svg
 
@@ -77,8 +77,7 @@ def _collections(runs: Iterable[Trial]) -> list[EvaluationConfig]:
     """Return the collections that any variant is measured on; those of the same name once."""
     found: dict[str, EvaluationConfig] = {}
     for variant in {trial.variant: trial for trial in runs}.values():
-        for part in expand_suites(variant.recipe.get("evaluation", [])):
-            config = EvaluationConfig.parse(part)
+        for config in parse_collections(variant.recipe.get("evaluation", [])):
             found.setdefault(config.title, config)
     return list(found.values())
 

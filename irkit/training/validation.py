@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, PositiveInt, StringConstraints, model_validator
+from pydantic import AfterValidator, BeforeValidator, PositiveInt, StringConstraints, model_validator
 
 from irkit.config import Config, as_list
 from irkit.data import (
@@ -130,41 +130,48 @@ class EvaluationConfig(Config):
         return self.measures.split()[0]
 
 
-def expand_suites(collections: Any) -> Any:
+def expand_suites(collections: Iterable[EvaluationConfig]) -> list[EvaluationConfig]:
     """Replace ``source: beir-13`` and ``source: beir-14`` by the collections of BEIR that are public.
 
     The other keys of such an entry apply to every collection. ``beir-13`` is what SPLADE and many others
     measure on. ``beir-14`` also has the 12 parts of CQADupStack, one group.
 
-    Args:
-        collections: Value of ``evaluation`` in a recipe, which may be anything.
+    Raises:
+        ValueError: Such an entry has a key that only one collection can have.
 
     Source: Thakur et al. 2021, "BEIR: A Heterogeneous Benchmark for Zero-shot Evaluation of Information
     Retrieval Models", https://arxiv.org/abs/2104.08663.
 
     Examples:
-        >>> len(expand_suites([{"source": "beir-13"}])), len(expand_suites({"source": "beir-14"}))
-        (13, 25)
+        >>> [len(expand_suites([EvaluationConfig(source=name)])) for name in ("beir-13", "beir-14")]
+        [13, 25]
     """
-    collections = as_list(collections)
-    if not isinstance(collections, list):
-        return collections
-    return [part for entry in collections for part in _expand(entry)]
+    return [part for collection in collections for part in _expand(collection)]
 
 
-def _expand(entry: Any) -> list[Any]:
-    suite = entry.get("source") if isinstance(entry, Mapping) else None
+def parse_collections(written: Any) -> list[EvaluationConfig]:
+    """Return the collections of ``evaluation`` in a recipe: of one entry, or of a list.
+
+    Raises:
+        ConfigError: A key or a value of an entry is unknown.
+    """
+    return expand_suites(EvaluationConfig.parse(entry) for entry in as_list(written))
+
+
+def _expand(entry: EvaluationConfig) -> list[EvaluationConfig]:
+    suite = entry.source
     if suite not in ("beir-13", "beir-14"):
         return [entry]
-    if unfit := [key for key in ("name", "split", "run", "group") if entry.get(key)]:
+    if unfit := [key for key in ("name", "split", "run", "group") if getattr(entry, key)]:
         raise ValueError(f"{suite} is {_count(suite)} collections; {unfit[0]!r} is for one of them")
     parts: list[tuple[str, str, dict[str, str]]] = [(name, path, {}) for name, path in _BEIR_13.items()]
     if suite == "beir-14":
         group = {"group": "CQADupStack"}
         parts += [(f"CQADupStack {name}", f"cqadupstack/{name}", group) for name in _CQADUPSTACK]
-    shared = {"drop_identical_ids": True, **entry}
+    shared = {} if "drop_identical_ids" in entry.model_fields_set else {"drop_identical_ids": True}
     return [
-        {**shared, "source": f"ir_datasets:beir/{path}", "name": name, **more} for name, path, more in parts
+        entry.model_copy(update={**shared, "source": f"ir_datasets:beir/{path}", "name": name, **more})
+        for name, path, more in parts
     ]
 
 
@@ -172,7 +179,7 @@ def _count(suite: str) -> int:
     return int(suite.removeprefix("beir-"))
 
 
-Collections = Annotated[list[EvaluationConfig], BeforeValidator(expand_suites)]
+Collections = Annotated[list[EvaluationConfig], BeforeValidator(as_list), AfterValidator(expand_suites)]
 """Field of a recipe: one collection, or several."""
 
 

@@ -61,6 +61,7 @@ class KindOf:
         kind = value["kind"]
         if not isinstance(kind, str) or kind not in self.table:
             known = ", ".join(map(repr, self.table))
-            context = {"discriminator": "'kind'", "tag": str(kind), "expected_tags": known}
+            tag = str(kind).encode(errors="backslashreplace").decode()  # pydantic takes no surrogates
+            context = {"discriminator": "'kind'", "tag": tag, "expected_tags": known}
             raise PydanticKnownError("union_tag_invalid", context)
         return self.table[kind].model_validate(value)

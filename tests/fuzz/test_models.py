@@ -8,6 +8,7 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -22,13 +23,31 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from torch import Tensor
 
 from irkit import Model
+from irkit.data import Document, Query
 from irkit.encoder import Encoder
 from irkit.encoder.presets import tite_settings
+from irkit.model.cross_encoder import CrossEncoder
 from irkit.tokenizer import Tokenizer
 
 TEXTS = ["neural search of the index, 42", "a", ""]
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
-PLAIN = {"max_position_embeddings": 64, **SIZES}
+POSITIONS = {"max_position_embeddings": 64}
+PLAIN = {**POSITIONS, **SIZES}
+GROUPED = {"num_key_value_heads": 1, "head_dim": 16, **POSITIONS}
+WINDOW = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
+RELATIVE = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "share_att_key": True}
+FAMILIES: dict[str, dict[str, Any]] = {  # beside BERT; electra runs in the adapter
+    "electra": POSITIONS,
+    "distilbert": {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 48, **POSITIONS},
+    "modernbert": {"pad_token_id": 0, "local_attention": 8, **POSITIONS},
+    "mpnet": POSITIONS,
+    "deberta-v2": {"position_biased_input": False, "position_buckets": 8, **RELATIVE, **POSITIONS},
+    "t5": {"d_model": 32, "d_kv": 16, "d_ff": 48, "num_layers": 2, "num_heads": 2},
+    "nomic_bert": POSITIONS,
+    "gte": POSITIONS,
+    "qwen3": GROUPED,
+    "gemma3_text": {"use_bidirectional_attention": True, **GROUPED, **WINDOW},
+}
 
 
 def dense(tiny: Path, folder: Path) -> None:
@@ -100,16 +119,12 @@ def tite(tiny: Path, folder: Path) -> None:
     tokenizer(tiny, folder)
 
 
-def adapter(tiny: Path, folder: Path) -> None:
-    config = transformers.ElectraConfig(vocab_size=read(tiny / "config.json")["vocab_size"], **PLAIN)
-    transformers.ElectraModel(config).save_pretrained(folder)
-    tokenizer(tiny, folder)
-
-
-def decoder(tiny: Path, folder: Path) -> None:
-    size = read(tiny / "config.json")["vocab_size"]
-    config = transformers.Qwen3Config(vocab_size=size, num_key_value_heads=1, head_dim=16, **PLAIN)
-    transformers.Qwen3Model(config).save_pretrained(folder)
+def family(tiny: Path, folder: Path, model_type: str) -> None:
+    """An encoder of transformers with random weights."""
+    settings = {"vocab_size": read(tiny / "config.json")["vocab_size"], **SIZES, **FAMILIES[model_type]}
+    config = transformers.AutoConfig.for_model(model_type, **settings)
+    kind = transformers.AutoModelForTextEncoding if model_type == "t5" else transformers.AutoModel
+    kind.from_config(config).save_pretrained(folder)
     tokenizer(tiny, folder)
 
 
@@ -158,6 +173,13 @@ def lora(tiny: Path, folder: Path) -> None:
     write(folder / "adapter_config.json", {"base_model_name_or_path": str(tiny), **settings})
 
 
+def cross_encoder(tiny: Path, folder: Path) -> None:
+    size = read(tiny / "config.json")["vocab_size"]
+    config = transformers.BertConfig(vocab_size=size, num_labels=1, **PLAIN)
+    transformers.BertForSequenceClassification(config).save_pretrained(folder)
+    tokenizer(tiny, folder)
+
+
 FORMATS: dict[str, Callable[[Path, Path], None]] = {
     "sentence_transformers": dense,
     "multi_vector": multi_vector,
@@ -168,13 +190,13 @@ FORMATS: dict[str, Callable[[Path, Path], None]] = {
     "static": static,
     "huggingface": bare,
     "tite": tite,
-    "adapter": adapter,
-    "decoder": decoder,
     "several_heads": several_heads,
     "bge_m3": bge_m3,
     "model2vec": model2vec,
     "static_embedding": static_embedding,
     "lora": lora,
+    "cross_encoder": cross_encoder,
+    **{name: partial(family, model_type=name) for name in FAMILIES},
 }
 
 
@@ -195,6 +217,13 @@ def save(folder: Path, tensors: dict[str, Tensor]) -> None:
 def tokenizer(tiny: Path, folder: Path) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(tiny / name, folder / name)
+
+
+def score(folder: Path) -> list[Tensor]:
+    """The scores of a few pairs."""
+    documents = [Document(str(number), text) for number, text in enumerate(TEXTS)]
+    scores = CrossEncoder(str(folder))([Query("1", "a"), Query("2", "")], [documents, documents])
+    return [*map(torch.from_numpy, scores)]
 
 
 def encode(folder: Path) -> list[Tensor]:
@@ -221,11 +250,11 @@ def test_a_model_directory(
 ) -> None:
     monkeypatch.setenv("IRKIT_CACHE", str(tmp_path / "cache"))  # of models that are merged
     torch.manual_seed(0)
-    folder = tmp_path / "model"
+    folder, use = tmp_path / "model", score if name == "cross_encoder" else encode
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         FORMATS[name](tiny_bert, folder)
-        wanted = encode(folder)
+        wanted = use(folder)
     files = {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
     plain = sorted(file for file in files if file.endswith((".json", ".metadata")))
     values = {file: json.loads(files[file]) for file in plain}
@@ -257,7 +286,7 @@ def test_a_model_directory(
             for file, content in changed.items():
                 data = content if isinstance(content, bytes) else json.dumps(content).encode()
                 (copy / file).write_bytes(data)
-            found = encode(copy)
+            found = use(copy)
         if not all(bool(part.isfinite().all()) for part in found):
             return "wrong"
         same = len(found) == len(wanted) and all(map(torch.equal, found, wanted))

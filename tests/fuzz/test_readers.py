@@ -4,26 +4,38 @@ from __future__ import annotations
 
 import functools
 import gzip
+import io
 import json
+import pickle
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
 from irkit import Dense, MultiVector, Ragged, Retriever, Run, Sparse, evaluate
 from irkit.cli.recipe_options import IndexRecipe
 from irkit.cli.search import parse_filters
-from irkit.config import with_overrides
+from irkit.config import read_mapping, with_overrides
 from irkit.data import Document, check_documents, read_documents, read_qrels, read_queries
 from irkit.data.vector_files import write_vectors
-from irkit.index.index_kinds import index_config
+from irkit.index.index_kinds import INDEX_KINDS, index_config
+from irkit.serve.serve_config import ServeConfig
+from irkit.study import StudyConfig
+from irkit.training.pretraining.pretrain_recipe import PretrainRecipe
 from irkit.training.train_recipe import TrainRecipe
+from irkit.training.training_data import read_training_rows
+from irkit.vocabulary.transfer_recipe import VocabularyRecipe
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 Fuzz = Callable[..., None]
 
@@ -61,6 +73,18 @@ def _qrels(path: Path) -> None:
 
 def _recipe(path: Path) -> None:
     IndexRecipe.resolve(str(path), {}, ["chunk_size=5"])
+
+
+def _training(path: Path) -> None:
+    for row in read_training_rows(path):
+        json.dumps(row.positives)
+
+
+def _parquet() -> bytes:
+    stream = io.BytesIO()
+    columns = {"id": ["d1", "d2"], "text": ["about it", "more"], "n": [1.5, None], "tags": [["a"], []]}
+    pq.write_table(pa.table(columns), stream, compression="none")
+    return stream.getvalue()
 
 
 TEXT = b"""{"_id": "d1", "title": "One", "text": "about it", "metadata": {"year": 2001, "tags": ["a", null]}}
@@ -107,6 +131,18 @@ READERS: dict[str, tuple[str, bytes, Callable[[Path], None]]] = {  # file, a goo
     "run": ("r.trec", b"q1 Q0 d1 1 12.5 tag\nq1 Q0 d2 2 1e-3 tag\nq2 Q0 d9 1 -0.5 tag\n", _run),
     "run_jsonl": ("r.jsonl", b'{"query_id": "q", "doc_id": "d1", "score": 1.5}\n' * 1, _run),
     "recipe": ("r.yaml", RECIPE, _recipe),
+    "parquet": ("a.parquet", _parquet(), _documents),
+    **{
+        f"training_{name}": (f"{name}{suffix}", content, _training)
+        for name, suffix, content in (
+            ("tuples", ".tsv", b"a query\tyes\tno\nanother\tyes\tno\n"),
+            ("vienna", ".tsv", b"1.5\t-0.5\tq\td\te\n2\t1\tq\td\te\n"),
+            ("columns", ".jsonl", b'{"query": "a", "positive": "yes", "negative": "no"}\n' * 2),
+            ("flagembedding", ".jsonl", b'{"query": "a", "pos": ["yes"], "neg": ["no", "never"]}\n' * 2),
+            ("nway", ".jsonl", b'["a query", ["yes", 0.5], ["no", -1]]\n' * 2),
+            ("pickle", ".pkl", pickle.dumps({1: {2: 0.5, 3: -1.0}, 4: {5: 2.0}})),
+        )
+    },
 }
 
 
@@ -194,19 +230,41 @@ def test_filters(fuzz: Fuzz, mutate: SimpleNamespace, tmp_path: Path) -> None:
     fuzz("filters", lambda random: [mutate.choose(random, good) for _ in range(random.randint(1, 2))], run)
 
 
-@pytest.mark.parametrize("name", ["index", "training"])
+SERVED = {"paths": ["a=b"], "port": 80, "keys": [["read", "0" * 64]], "limits": {"k": 10, "seconds": 1.5}}
+TRAINED: Any = {
+    "model": {"kind": "dense", "name": "x"},
+    "data": {"sources": [{"queries": "q", "documents": "d", "weight": 1.0}]},
+    "losses": [{"kind": "contrastive", "temperature": 0.05}],
+    "train": {"epochs": 1, "learning_rate": 1e-5},
+}
+
+
+def _written(path: str) -> Any:
+    return read_mapping(EXAMPLES / path)
+
+
+CONFIGURATIONS: dict[str, tuple[Any, Callable[[Any], object]]] = {  # a good one, and what reads it
+    "index": ({"kind": "faiss", "factory": "hnsw", "ef_search": 64, "refine": 2, "seed": None}, index_config),
+    **{
+        f"index_{kind}": (INDEX_KINDS[kind].config().model_dump(mode="json"), index_config)
+        for kind in ("flat", "dense", "inverted", "plaid", "muvera")
+    },
+    "training": (TRAINED, partial(TrainRecipe.parse, source="recipe")),
+    "serve": (SERVED, partial(ServeConfig.parse, source="serve")),
+    "train": (_written("recipes/tite_finetuning.yaml"), TrainRecipe.resolve),
+    "pretrain": (_written("recipes/tite_pretraining.yaml"), PretrainRecipe.resolve),
+    "transfer": (_written("recipes/vocabulary_transfer.yaml"), VocabularyRecipe.resolve),
+    "study": (
+        _written("studies/tite_table2.yaml") | {"recipe": _written("recipes/tite_pretraining.yaml")},
+        lambda study: [*StudyConfig.resolve(study, ["train.seed=1"]).recipes()],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_configurations(fuzz: Fuzz, mutate: SimpleNamespace, name: str) -> None:
     """Keys and values of recipes, and the settings that are given with them."""
-    good: Any = {"kind": "faiss", "factory": "hnsw", "ef_search": 64, "refine": 2, "seed": None}
-    read: Callable[[Any], object] = index_config
-    if name == "training":
-        good = {
-            "model": {"kind": "dense", "name": "x"},
-            "data": {"sources": [{"queries": "q", "documents": "d", "weight": 1.0}]},
-            "losses": [{"kind": "contrastive", "temperature": 0.05}],
-            "train": {"epochs": 1, "learning_rate": 1e-5},
-        }
-        read = functools.partial(TrainRecipe.parse, source="recipe")
+    good, read = CONFIGURATIONS[name]
 
     def run(case: list[Any]) -> str:
         given = functools.reduce(mutate.apply, case, good)
@@ -214,4 +272,6 @@ def test_configurations(fuzz: Fuzz, mutate: SimpleNamespace, name: str) -> None:
         read(with_overrides(given, ["seed=1", "train.epochs=2"]))
         return "different"
 
+    if name not in ("index", "training"):
+        read(good)
     fuzz(f"configuration_{name}", lambda random: [mutate.choose(random, good)], run)
