@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from irkit_kernels._recording import recording
@@ -35,6 +36,15 @@ MODERNBERT = {
     **SIZES,
 }
 LENGTHS = [1, 12, 7, 30, 2]
+GROUPED = {"num_key_value_heads": 1, "head_dim": 8, **SIZES}
+FAMILIES: dict[str, dict[str, Any]] = {  # beside those above
+    "mpnet": SIZES,
+    "t5": {"vocab_size": 99, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_heads": 2},
+    "nomic_bert": SIZES,
+    "gte": SIZES,
+    "qwen3": GROUPED,
+    "gemma3_text": {"use_bidirectional_attention": True, "sliding_window": 4, **GROUPED},
+}
 
 
 def batch(lengths: list[int] = LENGTHS) -> Ragged:
@@ -70,6 +80,18 @@ def test_the_encoder_waits_for_nothing(
     # where keys are left out, those of a window are not where the kernel looks for them
     assert flashed == (0 if backend != "flash" else 2 if partly and settings is MODERNBERT else 3)
     assert record_dispatch.operations.count("_flash_attention_backward") == flashed * train
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "flash"])
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_no_layer_of_a_family_waits(model_type: str, backend: str, record_dispatch: Any) -> None:
+    settings = transformers.AutoConfig.for_model(model_type, **FAMILIES[model_type]).to_dict()
+    seen = []
+    for layers in (2, 5):
+        number = {"num_hidden_layers": layers, "num_layers": layers, "layer_types": None}
+        seen.append(counts(record_dispatch, Encoder({**settings, **number}), backend, False, False))
+    assert seen[0] == seen[1]
+    assert seen[0][0] == 0
 
 
 @pytest.mark.parametrize("location", ["pre", "intra", "post"])

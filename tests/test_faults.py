@@ -37,7 +37,7 @@ SEVERAL = {"kind": "several", "indexes": {"dense": "flat", "sparse": "flat"}}
 KINDS: dict[str, tuple[str, Any]] = {
     name: (form, CONFIGS.get(name, "inverted" if name == "bm25" else name)) for name, form in FORMS.items()
 }
-KINDS |= {"several": ("text", SEVERAL), "windows": ("text", "flat")}
+KINDS |= {"several": ("text", SEVERAL), "windows": ("text", "flat"), "windows_several": ("text", SEVERAL)}
 FAST = ["flat", "bm25"]
 SAVING = 5  # the step of a history that writes the copy
 MODELS: dict[str, Model] = {}  # of the kinds whose documents are encoded
@@ -48,6 +48,7 @@ def models(tiny_bert: Path) -> None:
     """Make encoders of random weights."""
     torch.manual_seed(0)
     MODELS["several"] = Model.several(tiny_bert, {"dense": {}, "sparse": "token_weight"}, device="cpu")
+    MODELS["windows_several"] = MODELS["several"]
     MODELS["windows"] = MODELS["several"].heads["dense"]
 
 
@@ -84,8 +85,11 @@ def history(kind: str) -> list[Callable[[Path], object]]:
     """Changes below a folder, one after the other."""
     form, config = KINDS[kind]
     model = MODELS.get(kind) or (form if form in ("bm25", "impacts") else "vectors")
-    options: Any = {"index": config, "chunk_size": 24 if kind == "windows" else 6}  # of windows, or documents
-    options["windows"] = {"length": 4, "stride": 3} if kind == "windows" else None
+    options: Any = {
+        "index": config,
+        "chunk_size": 24 if kind.startswith("windows") else 6,
+    }  # of windows, or documents
+    options["windows"] = {"length": 4, "stride": 3} if kind.startswith("windows") else None
 
     def build(root: Path) -> None:
         Retriever.build(model, documents(kind, 0, 12), root / "index", **options)

@@ -22,14 +22,16 @@ from irkit_kernels.sparse_search import Thresholds
 
 from irkit import Model, Retriever
 from irkit.data import Document
-from irkit.index import Limits, compact, use_limits
+from irkit.index import Limits, use_limits
 from irkit.index.array_files import read_manifest
+from irkit.shards import rewrite
 
 N, DIM = 160, 16
 WORDS = [f"{first}{second}" for first, second in itertools.product("bdfgklmnprst", "aeiou")]
 MANIFEST = "irkit.json"
 SPARSE = {"kind": "inverted", "mode": "exact"}
 CODES = {"kind": "plaid", "nbits": 2}
+FLAT = dict.fromkeys(("dense", "sparse", "multi_vector"), "flat")
 KINDS: dict[str, tuple[str, str, Any]] = {  # model, vectors, index
     "flat": ("vectors", "dense", "flat"),
     "flat_multi_vector": ("vectors", "multi_vector", "flat"),
@@ -44,6 +46,10 @@ KINDS: dict[str, tuple[str, str, Any]] = {  # model, vectors, index
     **{
         f"dense_{keep}": ("vectors", "dense", {"kind": "dense", "keep": keep})
         for keep in ("none", "int8", "float16", "float32")
+    },
+    **{
+        f"dense_{bits}_bits": ("vectors", "dense", {"kind": "dense", "keep": "int8", "bits": bits})
+        for bits in (2, 4)
     },
     "hnsw": ("vectors", "dense", "hnsw"),
     "ivf": ("vectors", "dense", "ivf"),
@@ -62,10 +68,15 @@ KINDS: dict[str, tuple[str, str, Any]] = {  # model, vectors, index
     "plaid_tokens": ("vectors", "multi_vector", {"kind": "plaid", "keep_tokens": True, "nprobe": 2}),
     "muvera": ("vectors", "multi_vector", {"kind": "muvera", "repetitions": 2, "bits": 2, "candidates": 20}),
     "several": ("tiny several", "text", {"kind": "several", "indexes": {"multi_vector": CODES}}),
+    "several_flat": ("tiny several", "text", {"kind": "several", "indexes": FLAT}),
     "windows_flat": ("tiny dense", "text", "flat"),
     "windows_dense": ("tiny dense", "text", "dense"),
     "windows_inverted": ("tiny sparse", "text", {"kind": "inverted"}),
     "windows_plaid": ("tiny multi_vector", "text", CODES),
+    "windows_several": ("tiny several", "text", {"kind": "several", "indexes": {"multi_vector": CODES}}),
+    "shards_bm25": ("bm25", "text", SPARSE),
+    "shards_dense": ("vectors", "dense", {"kind": "dense", "keep": "int8"}),
+    "shards_plaid": ("vectors", "multi_vector", CODES),
 }
 
 
@@ -147,7 +158,7 @@ def use(
             retriever.add(documents(vectors, 1000, 1024))
             found.append(retriever.search(queries, 5))
     if change:
-        compact(path)
+        rewrite(path)
         with Retriever.load(path, model) as retriever:
             found.append(retriever.search(queries, 5))
     return found
@@ -157,66 +168,68 @@ def make_index(path: Path, name: str, tiny: dict[str, Model]) -> dict[str, bytes
     """The files of an index with a bit of everything, and their contents."""
     model, vectors, index = KINDS[name]
     options: Any = {"windows": {"length": 6, "stride": 4}} if name.startswith("windows") else {}
+    options |= {"shards": 2} if name.startswith("shards") else {}
     source = documents(vectors, 0, N)
     with Retriever.build(tiny.get(model, model), source, path, index=index, **options) as retriever:
         retriever.remove([f"d{number}" for number in range(10, 15)])
         retriever.add(documents(vectors, N, N + 12))
-    return {file.name: file.read_bytes() for file in path.iterdir()}
+    return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
 
 class Damage:
-    """Mutations of the files of one index."""
+    """Mutations of the files of one index: of its manifest and arrays, and of those of its shards."""
 
     def __init__(self, files: dict[str, bytes], folder: Path, mutate: SimpleNamespace) -> None:
         self.files, self.folder, self.mutate = files, folder, mutate
-        self.manifest = json.loads(files[MANIFEST])
-        self.names = sorted(self.manifest["arrays"])
+        self.manifests = {name: json.loads(files[name]) for name in files if Path(name).name == MANIFEST}
+        self.arrays = {
+            str(Path(name).with_name(array)): str(Path(name).with_name(entry["file"]))
+            for name, manifest in self.manifests.items()
+            for array, entry in manifest["arrays"].items()
+        }
+        few = [name for name in sorted(self.manifests) for _ in range(len(self.arrays) // 3)]
+        self.names = few + sorted(self.arrays)
 
     def make(self, random: Random) -> list[Any]:
-        """Steps: a name with an edit, where the name is that of an array or of the manifest; or a word."""
+        """Steps: a name with an edit, where the name is that of an array or of a manifest; or a word."""
         words = [["unrepaired"]] * (random.random() < 0.25) + [["change"]] * (random.random() < 0.1)
         words += [["unverified"]] * (random.random() < 0.1) + [["refreshed"]] * (random.random() < 0.1)
         steps = []
         for _ in range(random.choice((1, 1, 1, 2, 3))):
-            name = random.choice([MANIFEST] * (len(self.names) // 3) + self.names)
-            value = self.manifest if name == MANIFEST else self.files[self._file(name)]
+            name = random.choice(self.names)
+            value = self.manifests[name] if name in self.manifests else self.files[self.arrays[name]]
             steps.append([name, self.mutate.choose(random, value)])
         return words + steps
 
     def write(self, case: list[Any]) -> Path:
         """The damaged index; with checksums and sizes repaired unless the case says otherwise."""
         shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder.mkdir()
-        files, manifest = dict(self.files), json.loads(self.files[MANIFEST])
+        files, edits = dict(self.files), dict[str, list[Any]]()
         for name, *edit in case:
-            if edit and name != MANIFEST:
-                files[self._file(name)] = self.mutate.apply(files[self._file(name)], edit[0])
-        if ["unrepaired"] in case:
-            for name, *edit in case:
-                if edit and name == MANIFEST:
-                    manifest = self.mutate.apply(manifest, edit[0])
-            files[MANIFEST] = json.dumps(manifest).encode()
-        else:
-            files[MANIFEST] = self._repaired(
-                manifest, files, [edit[0] for name, *edit in case if edit and name == MANIFEST]
-            )
+            if edit and name in self.manifests:
+                edits.setdefault(name, []).append(edit[0])
+            elif edit:
+                files[self.arrays[name]] = self.mutate.apply(files[self.arrays[name]], edit[0])
+        for name in self.manifests:
+            repair = ["unrepaired"] not in case
+            files[name] = self._manifest(name, files, edits.get(name, []), repair)
         for name, content in files.items():
+            (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
             (self.folder / name).write_bytes(content)
         return self.folder
 
-    def _file(self, name: str) -> str:
-        return str(self.manifest["arrays"][name]["file"])
-
-    def _repaired(self, manifest: Any, files: dict[str, bytes], edits: list[Any]) -> bytes:
-        for entry in manifest["arrays"].values():
-            content = files[entry["file"]]
-            if content != self.files[entry["file"]]:
-                size = int(np.prod(entry["shape"], dtype=int)) * np.dtype(entry["dtype"]).itemsize
-                entry["rows"] = len(content) // size
-                entry["crc32"] = zlib.crc32(content[: entry["rows"] * size])
-        manifest.pop("checksum")
+    def _manifest(self, name: str, files: dict[str, bytes], edits: list[Any], repair: bool) -> bytes:
+        manifest = json.loads(self.files[name])
+        if repair:
+            for entry in manifest["arrays"].values():
+                file = str(Path(name).with_name(entry["file"]))
+                if files[file] != self.files[file]:
+                    size = int(np.prod(entry["shape"], dtype=int)) * np.dtype(entry["dtype"]).itemsize
+                    entry["rows"] = len(files[file]) // size
+                    entry["crc32"] = zlib.crc32(files[file][: entry["rows"] * size])
+            manifest.pop("checksum")
         manifest = functools.reduce(self.mutate.apply, edits, manifest)
-        if isinstance(manifest, dict):
+        if repair and isinstance(manifest, dict):
             manifest["checksum"] = zlib.crc32(json.dumps(manifest, sort_keys=True).encode())
         return json.dumps(manifest).encode()
 
