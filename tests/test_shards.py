@@ -11,6 +11,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ KINDS: dict[str, tuple[str, Any]] = {
     ),
 }
 ROUNDED = ("flat-int8", "tokens-int8", "dense-codes")
-APPROXIMATE = ("hnsw", "plaid", "muvera-lists")
+APPROXIMATE = ("hnsw", "muvera-lists")
 
 
 @pytest.fixture(autouse=True)
@@ -103,7 +104,7 @@ def check_hits(ours: list[list[Hit]], theirs: list[list[Hit]], kind: str) -> Non
     """Compare hits bit by bit; those of codes up to rounding, and those of an approximation by their scores.
 
     Sums of codes are rounded as the batch of documents has it. An approximation finds as much in shards as in
-    one index, or more, as it looks at as many candidates in each.
+    one index, or more, as it looks at as many candidates in each. A graph returns any of equal scores.
     """
     if kind not in (*ROUNDED, *APPROXIMATE):
         assert ours == theirs
@@ -189,6 +190,65 @@ def check_kind(kind: str, tmp_path: Path, shards: tuple[int, ...], changes: int,
 @pytest.mark.parametrize("kind", ["bm25", "dense", "muvera-lists"])
 def test_shards_equal_one_index(kind: str, tmp_path: Path) -> None:
     check_kind(kind, tmp_path, (3,), 2)
+
+
+@pytest.mark.parametrize("keep_tokens", [False, True])
+def test_shards_of_plaid_choose_the_candidates_of_one_index(keep_tokens: bool, tmp_path: Path) -> None:
+    """Each step of a search drops documents here, and centroids are trained on a part of the tokens."""
+    source = Source("tokens", 6)
+    documents = [source.document(f"d{number}") for number in range(400)]
+    config = {"kind": "plaid", "centroids": 16, "train_size": 512, "keep_tokens": keep_tokens}
+    cut = {"plaid_scan": 1, "plaid_candidates": 12, "plaid_visited": 2, "plaid_margin": 1}
+    with use_limits(replace(SMALL, **cut)):
+        built = [
+            Retriever.build(
+                "vectors", documents, tmp_path / str(count), index=config | {"device": "cpu"}, shards=count
+            )
+            for count in (None, 1, 2, 5)
+        ]
+        for retriever in built[1:]:
+            assert retriever.index.store.parts[0].rows("centroids.bin") == 16
+        for step in range(3):
+            queries = [*[source.query() for _ in range(8)], np.empty((0, DIM), np.float32)]
+            for filter, k in itertools.product((None, {"year": 2000}, {"lang": "de"}), (1, 3)):
+                first, *others = [retriever.search(queries, k, filter) for retriever in built]
+                assert all(hits == first for hits in others)
+            for retriever in built:
+                retriever.remove([f"d{number}" for number in range(step, 400, 23)])
+            new = [source.document(f"n{step}-{number}") for number in range(9)]
+            for retriever in built:
+                retriever.add(new)  # not compressed
+        # shards that are searched one by one look at more documents
+        one, *_, five = built
+        queries = [source.query() for _ in range(20)]
+        five.index.searched_here = False
+        alone, whole = five.search(queries, 3), one.search(queries, 3)
+        assert alone != whole
+        sums = [[sum(hit.score for hit in line) for line in hits] for hits in (alone, whole)]
+        assert all(more >= less - 1e-3 for more, less in zip(*sums, strict=True))
+
+
+def test_shards_of_a_graph_find_the_hits_of_one_index_if_all_documents_are_candidates(tmp_path: Path) -> None:
+    """Vectors without ties; the shards of few documents are scanned, where scores are rounded otherwise."""
+    rng = np.random.default_rng(3)
+    documents = [
+        {"_id": f"d{number}", "text": "", "vector": row, "metadata": {"year": number % 3}}
+        for number, row in enumerate(rng.standard_normal((150, DIM)).astype(np.float32))
+    ]
+    config = {"kind": "faiss", "factory": "hnsw", "ef_search": 400}
+    one, *others = [
+        Retriever.build("vectors", documents, tmp_path / str(count), index=config, shards=count)
+        for count in (None, 2, 5)
+    ]
+    queries = list(rng.standard_normal((10, DIM)).astype(np.float32))
+    for filter, many in itertools.product((None, {"year": 1}), others):
+        for ours, theirs in zip(
+            many.search(queries, 10, filter), one.search(queries, 10, filter), strict=True
+        ):
+            assert [hit.id for hit in ours] == [hit.id for hit in theirs]
+            assert [hit.score for hit in ours] == pytest.approx(
+                [hit.score for hit in theirs], rel=1e-6, abs=1e-6
+            )
 
 
 def test_a_hybrid_over_shards_equals_one_over_single_indexes(tmp_path: Path) -> None:

@@ -51,7 +51,8 @@ from irkit.index.topk import Hits, TopK
 
 T = TypeVar("T")
 
-_POINTS = 32  # tokens sampled per centroid
+POINTS = 32
+"""Tokens sampled per centroid."""
 _UNITS = 4096  # tokens sampled to train the codebook, and to see how well centroids fit
 _MISFIT = 1.02  # from this ratio of misfits on, added tokens count as another kind than the first ones
 _WORK = 1 << 30  # bytes of a GPU that building takes beyond its input
@@ -252,7 +253,7 @@ class Plaid(StoredRows):
             return
         # a sample of the added tokens; if there are centroids, of those that they fit worst
         report("training", 0, None)
-        size = max(new, min(limit, _POINTS * new * (2 if have else 1)))
+        size = max(new, min(limit, POINTS * new * (2 if have else 1)))
         values = self._sample(size, seed)
         if have:
             errors = np.linalg.norm(values - self._nearest(values), axis=1)
@@ -355,7 +356,7 @@ class Plaid(StoredRows):
 
     def _search_block(self, queries: MultiVector, k: int, keep: Array | None) -> Hits:
         covered = self.covered
-        arrays, search = self.store.derived(("search", self.config.device), self._load)
+        arrays, search = self.loaded()
         allowed = arrays.filled if keep is None else arrays.filled & keep[:covered]
         budget = plan_search(self.config, self.store.limits, k, allowed, self.listed)
         empty = queries.tokens.lengths.numpy() == 0
@@ -377,8 +378,11 @@ class Plaid(StoredRows):
             self._scan(queries, best, covered, keep)
         return best.hits()
 
-    def _load(self) -> tuple[PlaidArrays, CpuSearch | TensorSearch]:
+    def loaded(self) -> tuple[PlaidArrays, CpuSearch | TensorSearch]:
         """Return what is searched, and its search on the configured device."""
+        return self.store.derived(("search", self.config.device), self._load)
+
+    def _load(self) -> tuple[PlaidArrays, CpuSearch | TensorSearch]:
         arrays, place, extended = self.arrays(), self.config.device, self.store.extended
 
         def load(device: torch.device) -> CpuSearch | TensorSearch:

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -75,15 +75,46 @@ class PlaidArrays:
     def __post_init__(self) -> None:
         object.__setattr__(self, "filled", np.diff(self.offsets) > 0)
 
-    def common(self, query: Array, rows: Array) -> Array:
-        """Return the share of the score that the mean residual of each document contributes.
+    # the steps of `CpuSearch`
 
-        Args:
-            query: ``(m, dim)`` tokens.
-            rows: ``(n,)`` documents.
-        """
-        added: Array = self.means.take(rows, 0).astype(np.float32) @ query.sum(0) * self.scales.take(rows)
-        return added
+    def rows_of(self, allowed: Array) -> Array:
+        """Return the documents where ``allowed (n,)`` is True, ascending."""
+        return np.flatnonzero(allowed).astype(np.int32)
+
+    def probe(self, table: kernel.QueryTable, nprobe: int, ranked: int, allowed: Array) -> Array:
+        """Return the documents that occur in the most visited lists, and those without lists, ascending."""
+        n = self.listed
+        rows = kernel.probe(table, nprobe, self.list_offsets, self.lists, allowed[:n], ranked)
+        if n == len(allowed):
+            return rows
+        return np.concatenate([rows, np.flatnonzero(allowed[n:]).astype(np.int32) + np.int32(n)])
+
+    def rough(self, table: kernel.QueryTable, rows: Array) -> Array:
+        """Return the scores of ``rows (n,)`` by their centroids, in steps of the table."""
+        return kernel.interaction(table, self.tokens.codes, self.offsets, rows)
+
+    def common(self, query: Array, rows: Array) -> Array:
+        """Return what the mean residual of each of ``rows (n,)`` adds to its score of ``query (m, dim)``."""
+        return add_means(self.means.take(rows, 0), self.scales.take(rows), query)
+
+    def fine(self, table: kernel.QueryTable, rows: Array) -> Array:
+        """Return the scores of ``rows (n,)`` by residuals, in whole numbers, without means."""
+        return kernel.residual_maxsim(table, self.tokens, self.offsets, self.codebook, rows)
+
+    def used(self, rows: Array) -> Array:
+        """Return ``(K,)`` bool, True for the centroids that ``rows (n,)`` have."""
+        return kernel.used_centroids(len(self.centroids), self.tokens.codes, self.offsets, rows)
+
+    def exact(self, query: Array, table: kernel.QueryTable, rows: Array, used: Array | None = None) -> Array:
+        """Return the scores of ``rows (n,)`` in float32, without means; ``used`` is theirs, or of more."""
+        documents = self.tokens, self.offsets, self.codebook, rows
+        return kernel.exact_maxsim(query, table, self.centroids, *documents, used)
+
+
+def add_means(means: Array, scales: Array, query: Array) -> Array:
+    """Return what means ``(n, dim)`` times ``scales (n,)`` add to the scores of ``query (m, dim)``."""
+    added: Array = means.astype(np.float32) @ query.sum(0) * scales
+    return added
 
 
 class SearchBudget(NamedTuple):
@@ -146,8 +177,9 @@ def pack(centroids: Array, before: kernel.PackedCentroids | None) -> kernel.Pack
 class CpuSearch:
     """Search with kernels for CPUs; threads share the queries."""
 
-    def __init__(self, arrays: PlaidArrays, packed: kernel.PackedCentroids) -> None:
-        self._arrays, self._packed = arrays, packed
+    def __init__(self, arrays: Any, packed: kernel.PackedCentroids) -> None:
+        """Use ``arrays``: `PlaidArrays`, or those of several shards with the same methods."""
+        self._arrays, self.packed = arrays, packed
 
     def __call__(self, queries: Ragged, budget: SearchBudget, allowed: Array) -> tuple[Array, Array]:
         """Return the best rows of each query, and their exact scores.
@@ -169,13 +201,10 @@ class CpuSearch:
         def rank(start: int, stop: int) -> None:
             for number in range(start, stop):
                 query = values[offsets[number] : offsets[number + 1]]
-                table = kernel.query_table(query, self._packed)
+                table = kernel.query_table(query, self.packed)
                 best, added = self._choose(query, table, budget, allowed)
                 rows[number, : len(best)] = best
-                # 5. exact
-                documents = arrays.tokens, arrays.offsets, arrays.codebook, best
-                exact = kernel.exact_maxsim(query, table, arrays.centroids, *documents)
-                scores[number, : len(best)] = exact + added
+                scores[number, : len(best)] = arrays.exact(query, table, best) + added  # 5. exact
 
         share(rank, len(queries), torch.get_num_threads())
         return scores, rows
@@ -189,14 +218,12 @@ class CpuSearch:
         """
         arrays, rows = self._arrays, np.empty(0, np.int32)
         if budget.nprobe:  # 1. probe; rows without lists are all ranked
-            n, nprobe = arrays.listed, budget.probes(len(query), len(arrays.centroids))
-            rows = kernel.probe(table, nprobe, arrays.list_offsets, arrays.lists, allowed[:n], budget.ranked)
-            if n < len(allowed):
-                rows = np.concatenate([rows, np.flatnonzero(allowed[n:]).astype(np.int32) + np.int32(n)])
+            nprobe = budget.probes(len(query), self.packed.count)
+            rows = arrays.probe(table, nprobe, budget.ranked, allowed)
         if len(rows) < budget.exact:
-            rows = np.flatnonzero(allowed).astype(np.int32)
+            rows = arrays.rows_of(allowed)
         if len(rows) > budget.refined:
-            rough = kernel.interaction(table, arrays.tokens.codes, arrays.offsets, rows)  # 2. centroids
+            rough = arrays.rough(table, rows)  # 2. centroids
             best = _best(rough, budget.candidates)
             rows, rough = rows[best], rough[best]
             added = arrays.common(query, rows)  # 3. means
@@ -204,9 +231,7 @@ class CpuSearch:
             rows, added = rows[best], added[best]
         else:
             added = arrays.common(query, rows)
-        # 4. residuals
-        fine = kernel.residual_maxsim(table, arrays.tokens, arrays.offsets, arrays.codebook, rows)
-        best = _best(fine + added, budget.exact)
+        best = _best(arrays.fine(table, rows) + added, budget.exact)  # 4. residuals
         return rows[best], added[best]
 
 

@@ -61,9 +61,9 @@ class Answers:
 class ShardedRetriever(Retriever):
     """A `irkit.Retriever` of an index in shards that actors of Ray search; it has all methods of one.
 
-    Results equal the results of `irkit.Retriever`. Other methods than searches work in this process. A killed
-    actor is started again by Ray; a query that it had not answered goes to another replica, or to the new
-    actor.
+    Results equal the results of `irkit.Retriever`; shards of approximate kinds find as much or more. Other
+    methods than searches work in this process. A killed actor is started again by Ray; a query that it had
+    not answered goes to another replica, or to the new actor.
 
     Examples:
         >>> retriever = ShardedRetriever.load("words", replicas=2)  # doctest: +SKIP
@@ -163,6 +163,11 @@ class RayIndex(ShardedIndex):
         """See `ShardedRetriever.missing`."""
         return self._thread.missing
 
+    @property
+    def searched_here(self) -> bool:  # type: ignore[override]
+        """True inside a change, which this thread alone sees, and after `close`."""
+        return self.store.updating or not self.actors
+
     @contextlib.contextmanager
     def watch(self, partial_results: bool) -> Iterator[Answers]:
         """See `ShardedRetriever.watch`."""
@@ -183,7 +188,7 @@ class RayIndex(ShardedIndex):
     def _search_parts(
         self, queries: Representation, k: int, allowed: list[Array | None]
     ) -> list[Hits | None]:
-        if self.store.updating or not self.actors:  # this thread alone sees its change
+        if self.searched_here:
             return super()._search_parts(queries, k, allowed)
         found = self._ask(queries, k, allowed)
         names = tuple(

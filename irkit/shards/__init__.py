@@ -12,8 +12,9 @@ an index of its own (see `irkit.index`)::
 A document belongs to the shard that the hash of its id names, so that updates and removals find it. Global
 rows decide ties as rows do in one index. `ShardedStore` (sharded_store.py) joins the stores, `ShardedIndex`
 and `ShardedDocuments` have the interfaces of `irkit.index.Index` and `irkit.index.Documents` over global
-rows, and resharding.py copies an index into another number of shards. placement.py says which row is where.
-Everything above works on these three as on one index. Begin with sharded_store.py.
+rows. joint_plaid.py searches the shards of `plaid` together, and resharding.py copies an index into another
+number of shards. placement.py says which row is where. Everything above works on these three as on one index.
+Begin with sharded_store.py.
 """
 
 from __future__ import annotations

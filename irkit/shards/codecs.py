@@ -9,15 +9,18 @@ choose candidates. The projections of `muvera` and the rotations of codes come f
 
 from __future__ import annotations
 
-import math
 import tempfile
 from typing import Any
 
 import numpy as np
+import torch
 
+from irkit.core.ragged import Ragged
+from irkit.core.representation import MultiVector
 from irkit.index import DenseConfig, PlaidConfig, StageProgress, Store, create_index
 from irkit.index.array_files import Array
 from irkit.index.clustering import centroid_count, sample_positions
+from irkit.index.plaid import POINTS
 from irkit.shards.placement import global_rows
 
 _LISTS = ("centroids.bin", "centroid_scales.bin", "margins.bin")
@@ -45,13 +48,14 @@ def share_codec(index: Any, many: bool, progress: StageProgress | None) -> None:
     if not many or any(store.meta["index"].get("shared_codec") for store in index.store.parts):
         return
     rows = np.sort(np.concatenate([global_rows(store) for store in index.store.parts]))
-    config, lists, chosen = _plan(index, rows)
+    config, lists, chosen, positions = _plan(index, rows)
     with tempfile.TemporaryDirectory() as folder, Store.build(folder) as store:
         store.limits = index.store.limits
         sample: Any = create_index(store, config)
         size = max(1, store.limits.take_rows)
         for start in range(0, len(chosen), size):
-            sample.add(index.representations(chosen[start : start + size]))
+            part = index.representations(chosen[start : start + size])
+            sample.add(part if positions is None else _tokens(part, positions[start : start + size]))
         if kind == "plaid":
             sample._train(progress or (lambda stage, count, total: None))
         else:
@@ -80,18 +84,41 @@ def _copy_codec(source: Store, kind: str, targets: list[Store]) -> None:
             target.meta["index"] |= {name: about[name] for name in _VALUES[kind]} | {"shared_codec": True}
 
 
-def _plan(index: Any, rows: Array) -> tuple[Any, int, Array]:
-    """Return the settings of a training on a sample, the number of centroids, and the rows of the sample."""
+def _plan(index: Any, rows: Array) -> tuple[Any, int, Array, list[Array] | None]:
+    """Plan the training that one index of all documents would do.
+
+    Args:
+        index: The index.
+        rows: ``(n,)`` all global rows, ascending.
+
+    Returns:
+        Settings of the training, number of centroids, rows of the sample, and for token vectors the positions
+        of the sampled tokens in each of these rows.
+    """
     config, n = index.config, len(rows)
     parts: list[Any] = index.parts
     if isinstance(config, PlaidConfig):
-        total = sum(part._total() for part in parts if part.representation)
+        lengths = np.zeros(rows[-1] + 1, np.int64)
+        for part in parts:
+            if part.representation:
+                lengths[global_rows(part.store)] = part.store.read("lengths.bin")
+        ends = np.cumsum(lengths[rows])
+        total = int(ends[-1])
         count = config.centroids or centroid_count(total, config.train_size)
-        size = min(n, math.ceil(n * config.train_size / max(1, total)))
-        config = config.model_copy(update={"centroids": count})
-    else:
-        count = parts[0]._list_count(n)
-        size = parts[0]._sample_size(count)
-        if isinstance(config, DenseConfig) and config.keep == "none":  # train on the vectors, not on codes
-            config = config.model_copy(update={"keep": "float32"})
-    return config, count, rows[sample_positions(n, size, config.seed)]
+        size = max(count, min(config.train_size, POINTS * count))
+        tokens = sample_positions(total, size, config.seed)
+        owners = np.searchsorted(ends, tokens, side="right")
+        chosen, starts = np.unique(owners, return_index=True)
+        positions = np.split(tokens - (ends - lengths[rows])[owners], starts[1:])
+        return config.model_copy(update={"centroids": count}), count, rows[chosen], positions
+    count = parts[0]._list_count(n)
+    size = parts[0]._sample_size(count)
+    if isinstance(config, DenseConfig) and config.keep == "none":  # train on the vectors, not on codes
+        config = config.model_copy(update={"keep": "float32"})
+    return config, count, rows[sample_positions(n, size, config.seed)], None
+
+
+def _tokens(documents: MultiVector, positions: list[Array]) -> MultiVector:
+    """Return the tokens at some positions of each document."""
+    pairs = zip(documents.tokens, positions, strict=True)
+    return MultiVector(Ragged.from_rows([row[torch.from_numpy(chosen)] for row, chosen in pairs]))

@@ -20,6 +20,7 @@ from irkit.index.layout import element_positions
 from irkit.index.state import snapshot
 from irkit.index.topk import TopK
 from irkit.shards.codecs import share_codec, waiting
+from irkit.shards.joint_plaid import search_jointly
 from irkit.shards.placement import global_rows, in_order, placement
 from irkit.shards.sharded_documents import ShardedDocuments
 from irkit.shards.sharded_store import VOCABULARY, ShardedStore
@@ -30,13 +31,16 @@ class ShardedIndex(StoredRows):
 
     A search asks every shard for its ``k`` best rows and keeps the ``k`` best of these. Scores equal the
     scores of one index, because shards share all that scores depend on: BM25 its statistics, `plaid` and
-    `dense` their centroids and codebooks (see `irkit.shards.codecs`).
+    `dense` their centroids and codebooks (see `irkit.shards.codecs`). The shards of a `plaid` index choose
+    their candidates together (see `irkit.shards.joint_plaid`).
 
     Attributes:
         parts: Indexes of the shards.
+        searched_here: True if this process searches all shards.
     """
 
     store: ShardedStore
+    searched_here = True
 
     def __init__(self, store: ShardedStore, documents: ShardedDocuments) -> None:
         """Open the shards; ``documents`` knows which of the documents that come belong to each."""
@@ -187,6 +191,9 @@ class ShardedIndex(StoredRows):
         allowed, best = self._keep(allowed), TopK(len(queries), int(k))
         numbers = [global_rows(part.store) for part in self.parts]
         masks = [None if allowed is None else allowed[rows] for rows in numbers]
+        if self.searched_here and (found := search_jointly(self, queries, int(k), masks)):
+            best.push_pairs(found.scores, found.rows)
+            return best.hits()
         for rows, hits in zip(numbers, self._search_parts(queries, int(k), masks), strict=True):
             if hits is not None and len(rows):
                 best.push_pairs(hits.scores, np.where(hits.rows < 0, -1, rows[hits.rows]))

@@ -9,11 +9,14 @@ from .op import (
     encode,
     exact_maxsim,
     interaction,
+    least_count,
     pack_centroids,
     probe,
+    probe_counts,
     query_table,
     residual_maxsim,
     train_codebook,
+    used_centroids,
 )
 from .tensor_build import tensor_assign, tensor_encode
 from .tensor_op import TensorTokens, tensor_interaction, tensor_maxsim, tensor_probe
@@ -28,8 +31,10 @@ __all__ = [
     "encode",
     "exact_maxsim",
     "interaction",
+    "least_count",
     "pack_centroids",
     "probe",
+    "probe_counts",
     "query_table",
     "residual_maxsim",
     "tensor_assign",
@@ -38,4 +43,5 @@ __all__ = [
     "tensor_maxsim",
     "tensor_probe",
     "train_codebook",
+    "used_centroids",
 ]

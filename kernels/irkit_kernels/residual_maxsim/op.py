@@ -169,6 +169,20 @@ def probe(
     Returns:
         Documents with a count of at least 1, in ascending order.
     """
+    if count < 1:
+        raise ValueError(f"probe: got count {count}, expected at least 1")
+    counts = probe_counts(table, nprobe, list_offsets, list_documents, keep)
+    return np.flatnonzero(counts >= least_count(counts, count)).astype(np.int32)
+
+
+def probe_counts(
+    table: QueryTable,
+    nprobe: int,
+    list_offsets: NDArray[np.int64],
+    list_documents: NDArray[np.int32],
+    keep: NDArray[np.bool_],
+) -> NDArray[np.uint8]:
+    """Return the counts ``(documents,)`` of `probe`, 0 where ``keep`` is False; arguments are its own."""
     _row("probe", np.int64, list_offsets=list_offsets)
     _row("probe", np.int32, list_documents=list_documents)
     _row("probe", np.bool_, keep=keep)
@@ -176,8 +190,6 @@ def probe(
         raise ValueError(f"probe: got nprobe {nprobe}, expected at least 1")
     if len(list_offsets) != table.count + 1:
         raise ValueError(f"probe: got {len(list_offsets)} list_offsets for {table.count} centroids")
-    if count < 1:
-        raise ValueError(f"probe: got count {count}, expected at least 1")
     counts = np.zeros(len(keep), np.uint8)
     if len(keep):
         nprobe = min(nprobe, table.count)
@@ -185,9 +197,13 @@ def probe(
         numbers = (nprobe, table.count, len(list_documents), len(keep) - 1)
         table.call(cpu.probe(table.plan), (best, list_offsets, list_documents, counts), *numbers)
     counts *= keep
+    return counts
+
+
+def least_count(counts: NDArray[np.uint8], count: int) -> int:
+    """Return the lowest count, at least 1, of the documents that `probe` finds if ``count`` are wanted."""
     levels = range(2, int(counts.max(initial=0)) + 1)
-    least = 1 + bisect_right(levels, -count, key=lambda level: -int(np.count_nonzero(counts >= level)))
-    return np.flatnonzero(counts >= least).astype(np.int32)
+    return 1 + bisect_right(levels, -count, key=lambda level: -int(np.count_nonzero(counts >= level)))
 
 
 def interaction(
@@ -243,6 +259,7 @@ def exact_maxsim(
     offsets: NDArray[np.int64],
     codebook: NDArray[np.int8],
     documents: NDArray[np.int32],
+    used: NDArray[np.bool_] | None = None,
 ) -> NDArray[np.float32]:
     """Score documents by MaxSim with their compressed tokens, as exactly as float32 can.
 
@@ -257,6 +274,8 @@ def exact_maxsim(
         offsets: ``(all documents + 1,)``.
         codebook: The one passed to `encode`.
         documents: The documents to score.
+        used: What `used_centroids` returns for them and maybe for others, which is found if it is not given.
+            The last bits of a score may depend on all centroids that are used.
 
     Returns:
         ``(len(documents),)`` float32; minus infinity for documents without tokens.
@@ -264,12 +283,23 @@ def exact_maxsim(
     _vectors("exact_maxsim", width=table.dim, query=query, centroids=centroids)
     _codes("exact_maxsim", tokens.codes)
     _documents("exact_maxsim", offsets, documents)
-    codes, used = tokens.codes.view(f"u{tokens.codes.itemsize}"), np.zeros(len(centroids), np.bool_)
-    ranges = zip(offsets[documents].tolist(), offsets[documents + 1].tolist(), strict=True)
-    every = np.concatenate([codes[:0], *(codes[start:stop] for start, stop in ranges)])
-    used[np.minimum(every, len(centroids) - 1)] = True
+    if used is None:
+        used = used_centroids(len(centroids), tokens.codes, offsets, documents)
     exact, low, bias = cpu.exact_table(query, table, centroids, used)
     return _maxsim(cpu.exact_maxsim, exact, tokens, offsets, codebook, documents, low, bias)
+
+
+def used_centroids(
+    count: int, codes: Codes, offsets: NDArray[np.int64], documents: NDArray[np.int32]
+) -> NDArray[np.bool_]:
+    """Return ``(count,)``, True for the centroids that tokens of ``documents`` have."""
+    _codes("used_centroids", codes)
+    _documents("used_centroids", offsets, documents)
+    numbers, used = codes.view(f"u{codes.itemsize}"), np.zeros(count, np.bool_)
+    ranges = zip(offsets[documents].tolist(), offsets[documents + 1].tolist(), strict=True)
+    every = np.concatenate([numbers[:0], *(numbers[start:stop] for start, stop in ranges)])
+    used[np.minimum(every, count - 1)] = True
+    return used
 
 
 def _maxsim(

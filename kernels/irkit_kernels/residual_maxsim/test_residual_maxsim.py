@@ -27,6 +27,7 @@ from irkit_kernels.residual_maxsim import (
     reference,
     residual_maxsim,
     train_codebook,
+    used_centroids,
 )
 from irkit_kernels.residual_maxsim.cpu_tile import Header
 
@@ -264,6 +265,22 @@ def test_other_processors(cpu, path):
         there = results()
     for a, b in zip(here, there, strict=True):
         assert np.allclose(a, b, rtol=1e-5, atol=1e-5 * np.abs(b[np.isfinite(b)]).max())
+
+
+@settings(max_examples=12, deadline=None)
+@given(corpora, st.integers(1, 5))
+def test_documents_scored_in_parts_score_the_same_with_the_centroids_of_all(x, size):
+    table, _ = tables(x)
+    rows = np.arange(len(x.offsets) - 1, dtype=np.int32)
+    documents = x.tokens, x.offsets, x.codebook
+    parts = [rows[start : start + size] for start in range(0, len(rows), size)]
+    found = [used_centroids(len(x.centroids), x.tokens.codes, x.offsets, part) for part in parts]
+    used = used_centroids(len(x.centroids), x.tokens.codes, x.offsets, rows)
+    assert np.array_equal(np.logical_or.reduce(found, initial=False), used)
+    assert np.flatnonzero(used).tolist() == np.unique(x.tokens.codes).tolist()
+    whole = exact_maxsim(x.query, table, x.centroids, *documents, rows)
+    scores = [exact_maxsim(x.query, table, x.centroids, *documents, part, used) for part in parts]
+    assert np.array_equal(np.concatenate([whole[:0], *scores]), whole)
 
 
 def test_memory_maps_and_slices(tmp_path):

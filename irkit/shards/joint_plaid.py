@@ -1,0 +1,191 @@
+"""Search of the shards of a plaid index by one process, which chooses the candidates that one index would.
+
+A search of `irkit.index.plaid_search` narrows the documents down in steps, and each step passes on a fixed
+number of them. A shard on its own passes on that number of its own documents, so several shards look at more
+documents than one index. Here kernels compute the scores of a step shard by shard, and then the step cuts
+once, among the documents of all shards. Between the steps documents are global rows in ascending order, so
+that ties and rounding are those of one index, too.
+
+Shards that other processes search are not searched so: every step would have to wait for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from irkit_kernels import residual_maxsim as kernel
+
+from irkit.core.representation import MultiVector, Representation
+from irkit.index.array_files import Array
+from irkit.index.layout import fitting
+from irkit.index.plaid import Plaid
+from irkit.index.plaid_search import CpuSearch, PlaidArrays, SearchBudget, add_means, plan_search
+from irkit.index.stored_rows import QUERY_BLOCK, search_in_blocks
+from irkit.index.topk import Hits, TopK
+from irkit.shards.placement import Placement, global_rows, placement
+
+
+class Share(NamedTuple):
+    """What a search reads of a shard with compressed rows.
+
+    Attributes:
+        number: Number of the shard.
+        arrays: Its compressed rows.
+        rows: ``(n,)`` global row of each.
+        live: ``(n,)`` bool, True for rows that may be hits, with or without tokens.
+    """
+
+    number: int
+    arrays: PlaidArrays
+    rows: Array
+    live: Array
+
+
+class JointArrays:
+    """The compressed rows of several shards, with the methods of `PlaidArrays` that `CpuSearch` calls.
+
+    Rows are global ones. What may be hits, ``allowed``, has the rows of the first shard, then those of the
+    second, and so on.
+    """
+
+    def __init__(self, shares: Sequence[Share], where: Placement) -> None:
+        """Join shards, whose centroids are the same."""
+        self._shares, self._where = shares, where
+        self._ends = np.cumsum([len(share.rows) for share in shares])[:-1]
+
+    def rows_of(self, allowed: Array) -> Array:
+        """See `PlaidArrays.rows_of`."""
+        return self._join([np.flatnonzero(mask) for mask in np.split(allowed, self._ends)])
+
+    def probe(self, table: kernel.QueryTable, nprobe: int, ranked: int, allowed: Array) -> Array:
+        """See `PlaidArrays.probe`."""
+        masks, arrays = np.split(allowed, self._ends), [share.arrays for share in self._shares]
+        counts = [
+            kernel.probe_counts(table, nprobe, each.list_offsets, each.lists, mask[: each.listed])
+            for each, mask in zip(arrays, masks, strict=True)
+        ]
+        least = kernel.least_count(np.concatenate(counts), ranked)
+        return self._join(
+            [
+                np.append(np.flatnonzero(count >= least), each.listed + np.flatnonzero(mask[each.listed :]))
+                for each, mask, count in zip(arrays, masks, counts, strict=True)
+            ]
+        )
+
+    def rough(self, table: kernel.QueryTable, rows: Array) -> Array:
+        """See `PlaidArrays.rough`."""
+        return self._each(rows, lambda arrays, own: arrays.rough(table, own), np.int32)
+
+    def common(self, query: Array, rows: Array) -> Array:
+        """See `PlaidArrays.common`."""
+        means = self._each(rows, lambda arrays, own: arrays.means.take(own, 0), np.int8, query.shape[1])
+        return add_means(means, self._each(rows, lambda arrays, own: arrays.scales.take(own)), query)
+
+    def fine(self, table: kernel.QueryTable, rows: Array) -> Array:
+        """See `PlaidArrays.fine`."""
+        return self._each(rows, lambda arrays, own: arrays.fine(table, own))
+
+    def exact(self, query: Array, table: kernel.QueryTable, rows: Array) -> Array:
+        """See `PlaidArrays.exact`."""
+        used = np.zeros(table.count, bool)
+        for arrays, _, own in self._split(rows):
+            used |= arrays.used(own)
+        return self._each(rows, lambda arrays, own: arrays.exact(query, table, own, used))
+
+    def _join(self, found: Sequence[Array]) -> Array:
+        """Return rows of each shard as global rows, ascending."""
+        pairs = zip(self._shares, found, strict=True)
+        return np.sort(np.concatenate([share.rows[own] for share, own in pairs]))
+
+    def _each(
+        self, rows: Array, work: Callable[[PlaidArrays, Array], Array], dtype: Any = np.float32, *shape: int
+    ) -> Array:
+        """Return what ``work`` returns for the global ``rows (n,)`` of each shard, in their order."""
+        result = np.empty((len(rows), *shape), dtype)
+        for arrays, positions, own in self._split(rows):
+            result[positions] = work(arrays, own)
+        return result
+
+    def _split(self, rows: Array) -> Iterator[tuple[PlaidArrays, Array, Array]]:
+        """Yield arrays, positions in ``rows (n,)`` and own rows of each shard that has some of them."""
+        owners, own = self._where.shards[rows], self._where.rows[rows].astype(np.int32)
+        for share in self._shares:
+            positions = np.flatnonzero(owners == share.number)
+            if len(positions):
+                yield share.arrays, positions, own[positions]
+
+
+def search_jointly(index: Any, queries: Representation, k: int, masks: Sequence[Array | None]) -> Hits | None:
+    """Search the shards of a `ShardedIndex` as one index of all documents.
+
+    Args:
+        index: The index.
+        queries: Queries.
+        k: Maximum number of results.
+        masks: For each shard which of its rows may be results, bool ``(n,)``; None for all.
+
+    Returns:
+        Global rows and scores. None where shards are searched one by one: in an index of another kind, on a
+        GPU, and while no rows are compressed, because scores are exact then.
+    """
+    if not isinstance(index.parts[0], Plaid):
+        return None
+    shares: list[Share] = []
+    for number, (part, mask) in enumerate(zip(index.parts, masks, strict=True)):
+        if part.covered:
+            arrays, search = part.loaded()
+            if not isinstance(search, CpuSearch):
+                return None
+            keep, rows = part._keep(mask), global_rows(part.store)[: part.covered]
+            live = np.ones(len(rows), bool) if keep is None else keep[: len(rows)]
+            shares.append(Share(number, arrays, rows, live))
+    pairs = zip(index.parts, masks, strict=True)
+    k = min(k, sum(np.count_nonzero(part.live if mask is None else part.live & mask) for part, mask in pairs))
+    if not shares or not k:
+        return None
+    together = CpuSearch(JointArrays(shares, placement(index.store)), search.packed)
+    allowed = [share.arrays.filled & share.live for share in shares]
+    budget = _budget(index, k, shares, allowed)
+
+    def block(queries: Representation) -> Hits:
+        assert isinstance(queries, MultiVector)
+        empty = queries.tokens.lengths.numpy() == 0
+        some = queries.tokens[~empty]
+        scores = np.full((len(queries), budget.exact), -np.inf, np.float32)
+        rows = np.full(scores.shape, -1)
+        if len(some):
+            with fitting(index.store.path):
+                scores[~empty], rows[~empty] = together(some, budget, np.concatenate(allowed))
+            if index.config.keep_tokens:
+                scores[~empty] = index._score_rows(MultiVector(some), rows[~empty])
+        if empty.any():  # a query without tokens scores 0 with everything
+            first = np.sort(np.concatenate([share.rows[share.live] for share in shares]))[:k]
+            scores[empty, : len(first)], rows[empty, : len(first)] = 0, first
+        best = TopK(len(queries), k)
+        best.push_pairs(scores, rows)
+        _scan_added(index, queries, k, masks, best)
+        return best.hits()
+
+    with torch.no_grad():
+        return search_in_blocks(block, queries.to("cpu", torch.float32), QUERY_BLOCK["multi_vector"])
+
+
+def _budget(index: Any, k: int, shares: Sequence[Share], allowed: Sequence[Array]) -> SearchBudget:
+    """Return the budget of one index, in which rows with lists come first."""
+    listed = [mask[: share.arrays.listed] for mask, share in zip(allowed, shares, strict=True)]
+    others = [mask[share.arrays.listed :] for mask, share in zip(allowed, shares, strict=True)]
+    order = np.concatenate(listed + others)
+    return plan_search(index.config, index.store.limits, k, order, sum(map(len, listed)))
+
+
+def _scan_added(index: Any, queries: MultiVector, k: int, masks: Sequence[Array | None], best: TopK) -> None:
+    """Push the exact scores of rows that are not compressed."""
+    for part, mask in zip(index.parts, masks, strict=True):
+        if part.covered < len(part):
+            added = TopK(len(queries), k)
+            part._scan(queries, added, part.covered, part._keep(mask))
+            hits, rows = added.hits(), global_rows(part.store)
+            best.push_pairs(hits.scores, np.where(hits.rows < 0, -1, rows[hits.rows]))
