@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+import tempfile
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from irkit.core.ragged import Ragged
 from irkit.encoder import Encoder
 from irkit.encoder.attention import attend, pick_backend
+from irkit.encoder.presets import tite_settings
 from irkit.errors import BadValueError, ConfigError, CorruptError, StorageError
 
 SIZES = {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 80}
@@ -85,6 +88,13 @@ FAMILIES = {
         rope_parameters=ropes("yarn", factor=4.0, original_max_position_embeddings=16),
     ),
     "gemma2": transformers.Gemma2Config(**GROUPED, sliding_window=8, query_pre_attn_scalar=20),
+    "gemma2-bidirectional": transformers.Gemma2Config(
+        **GROUPED,
+        sliding_window=8,
+        query_pre_attn_scalar=20,
+        attn_logit_softcapping=5.0,
+        is_causal=False,
+    ),
     "gemma3": transformers.Gemma3TextConfig(**GROUPED, **LOCAL),
     "embeddinggemma": transformers.Gemma3TextConfig(**GROUPED, **LOCAL, use_bidirectional_attention=True),
     "deberta-v3": transformers.DebertaV2Config(**DEBERTA, position_buckets=8, norm_rel_ebd="layer_norm"),
@@ -326,22 +336,38 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def modernbert(tmp_path_factory: pytest.TempPathFactory) -> Encoder:
-    path = tmp_path_factory.mktemp("modernbert")
-    reference(FAMILIES["modernbert"]).save_pretrained(path)
-    return Encoder.from_pretrained(path)
+OWN = {
+    "jina": {
+        **{"model_type": "bert", "position_embedding_type": "alibi", "feed_forward_type": "geglu"},
+        **{"vocab_size": 99, "max_position_embeddings": 64, "type_vocab_size": 2, **SIZES, **NO_DROPOUT},
+    },
+    "neobert": {"model_type": "neobert", "vocab_size": 99, "norm_eps": 1e-5, "max_length": 64, **SIZES},
+    "tite": tite_settings("2-staggered", vocab_size=99, layers=4, hidden_size=48, heads=4, max_length=8),
+}
 
 
-@settings(deadline=None, max_examples=25)
-@given(lengths=st.lists(st.integers(0, 150), min_size=1, max_size=8), seed=st.integers(0, 9))
-def test_a_row_does_not_depend_on_its_batch_mates(modernbert: Encoder, lengths: list[int], seed: int) -> None:
-    tokens = batch(lengths, seed)
+@lru_cache
+def random_encoder(name: str) -> Encoder:
+    """Return an encoder of a native family, also of those that transformers does not have."""
+    if name in OWN:
+        torch.manual_seed(0)
+        return Encoder(OWN[name]).eval()
+    with tempfile.TemporaryDirectory() as folder:
+        reference(FAMILIES[name]).save_pretrained(folder)
+        return Encoder.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, *OWN])
+@settings(deadline=None, max_examples=8)
+@given(lengths=st.lists(st.integers(0, 60), min_size=2, max_size=6), seed=st.integers(0, 9))
+def test_a_row_does_not_depend_on_its_batch_mates(name: str, lengths: list[int], seed: int) -> None:
+    encoder, tokens = random_encoder(name), batch(lengths, seed)
     with torch.no_grad():
-        together = modernbert(tokens)
+        together = encoder(tokens)
         for i in range(len(lengths)):
-            alone = modernbert(tokens[i : i + 1])
-            torch.testing.assert_close(together[i], alone.values, atol=1e-5, rtol=0)
+            alone = encoder(tokens[i : i + 1]).values
+            scale = max([1.0, *alone.abs().amax(1).tolist()])
+            torch.testing.assert_close(together[i], alone, atol=1e-5 * scale, rtol=0)
 
 
 @settings(deadline=None, max_examples=25)
