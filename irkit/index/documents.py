@@ -16,7 +16,8 @@ from irkit.data.document import JSON, Document
 from irkit.errors import BadTypeError, BadValueError
 from irkit.index.array_files import Array, corrupt
 from irkit.index.facets import Counts, count_values, most_frequent
-from irkit.index.fields import Fields, encode_old_metadata, has_old_metadata, type_of
+from irkit.index.field_encoding import encode_old_metadata, has_old_metadata, type_of
+from irkit.index.fields import Fields
 from irkit.index.filters import Condition, as_json, check_key, check_type, conditions, evaluate, parse_filter
 from irkit.index.id_rows import find_hashes, sort_hashes
 from irkit.index.index_base import live_rows, row_list
@@ -246,9 +247,13 @@ class Documents:
         """Count the values of a key, see `count_values`."""
         return count_values(self._fields, key, counted, k)
 
-    def _types(self, key: str) -> dict[int, int]:
-        """Return the types that the values of a key have, and a number for each that puts them in order."""
-        return {kind: int(runs[0]) for kind, runs in self._fields.types(key).items()}
+    def _types(self, key: str) -> set[int]:
+        """Return the types that the values of a key have."""
+        return self._fields.types(key)
+
+    def _first_row(self, key: str, kind: int) -> int:
+        """Return the first row with a value of a key and a type."""
+        return int(self._fields.column(key, kind, len(self)).rows[0])
 
     # ----
 
@@ -260,12 +265,11 @@ class Documents:
         kinds = self._types(condition.key)
         if not kinds:
             check_key(condition.key, self.metadata_keys())
-        check_type(condition, sorted(kinds, key=kinds.__getitem__), self._example)
+        check_type(condition, kinds, self._first_row, self._example)
 
     def _example(self, key: str, kind: int) -> Any:
         """Return a value of a key and a type."""
-        row = int(self._fields.column(key, kind, len(self)).rows[0])
-        value = self.fetch(np.array([row]))[0].metadata.get(key)
+        value = self.fetch(np.array([self._first_row(key, kind)]))[0].metadata.get(key)
         values = value if isinstance(value, list) else [value]
         return next((value for value in values if type_of(value) == kind), value)
 

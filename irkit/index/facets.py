@@ -8,7 +8,8 @@ import numpy as np
 
 from irkit.data.document import JSON
 from irkit.index.array_files import Array
-from irkit.index.fields import BOOL, FLOAT, HUGE, INT, NULL, STRING, Fields
+from irkit.index.field_encoding import BOOL, FLOAT, HUGE, INT, NULL, STRING
+from irkit.index.fields import Fields
 
 Counts: TypeAlias = dict[tuple[bool, JSON], list[int]]
 """Number of rows and the first row, by value; the first part of a key tells true from 1."""

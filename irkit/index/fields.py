@@ -19,38 +19,35 @@ documents and metadata. An embedded database would have a commit of its own.
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import NoneType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from irkit.data.document import JSON
 from irkit.index.array_files import Array, corrupt, lengthen
+from irkit.index.field_encoding import (
+    EMPTY,
+    EMPTY_ARRAYS,
+    ENDS,
+    ENTRIES,
+    FLOAT,
+    HUGE,
+    LIST,
+    RUNS,
+    STRING,
+    STRINGS,
+    encode_fields,
+    encode_old_metadata,
+    has_old_metadata,
+)
 from irkit.index.layout import element_positions
 from irkit.index.store import Store
 
-EMPTY, NULL, BOOL, INT, FLOAT, HUGE, STRING, DICT, LIST = range(9)
-"""Types of entries. EMPTY stands for an empty list; dictionaries and lists in a list have no value."""
-
-_TYPES = {NoneType: NULL, bool: BOOL, int: INT, float: FLOAT, str: STRING, dict: DICT, list: LIST}
-_ENTRIES, _RUNS, _STRINGS, _ENDS = (
-    "field_entries.bin",
-    "field_runs.bin",
-    "field_strings.bin",
-    "field_ends.bin",
-)
 ORDER_ROWS, SORTED, GROUPS = "field_order.bin", "field_sorted.bin", "field_groups.bin"
 """Arrays of `irkit.index.sorted_fields`."""
-_EMPTY_ARRAYS: dict[str, Array] = {
-    _ENTRIES: np.empty((0, 2), np.int64),
-    _RUNS: np.empty((0, 3), np.int64),
-    _STRINGS: np.empty(0, np.uint8),
-    _ENDS: np.empty(0, np.int64),
-}
 
 
 @dataclass(frozen=True)
@@ -75,11 +72,19 @@ class Column:
 
 
 class _Groups(NamedTuple):
-    """What runs were read from, their number, and the runs of each key and type."""
+    """What runs were read from, the first one, the one after the last, and the runs of each key and type."""
 
     token: object
+    first: int
     total: int
     runs: dict[tuple[str, int], Array]
+
+
+class _Sorted(NamedTuple):
+    """Number of runs whose entries are in sorted columns, and where the entries of each key and type lie."""
+
+    runs: int
+    spans: dict[tuple[str, int], tuple[int, int]]
 
 
 class Fields:
@@ -87,23 +92,22 @@ class Fields:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self._groups = _Groups(None, 0, {})
+        self._groups = dict[bool, _Groups]()
         self._columns: dict[tuple[str, int, bool], Column] = {}
 
     def append(self, row: int, metadata: Sequence[Mapping[str, JSON]]) -> None:
         """Store the metadata of rows ``row``, ``row + 1``, ... inside ``store.update()``."""
-        counts = [self.store.rows(name) for name in _EMPTY_ARRAYS]
+        counts = [self.store.rows(name) for name in EMPTY_ARRAYS]
         for name, array in encode_fields(row, metadata, counts).items():
             self.store.append(name, array)
 
-    def types(self, key: str) -> dict[int, Array]:
-        """Return the types that values of a key have, and the runs of each; none for an unknown key."""
-        groups = self._read_groups().runs
-        return {kind: groups[key, kind] for kind in range(LIST + 1) if (key, kind) in groups}
+    def types(self, key: str) -> set[int]:
+        """Return the types that values of a key have; none for an unknown key."""
+        return {kind for kind in range(LIST + 1) if self._has(key, kind)}
 
     def keys(self) -> set[str]:
         """Return all keys."""
-        return {key for key, _ in self._read_groups().runs}
+        return {key for key, _ in (*self._read_sorted().spans, *self._read_groups(whole=False).runs)}
 
     def kinds(self) -> list[tuple[str, int]]:
         """Return all pairs of a key and a type, in order of their first runs."""
@@ -112,11 +116,11 @@ class Fields:
 
     def size(self) -> int:
         """Return the number of entries."""
-        return len(self._read(_ENTRIES))
+        return len(self._read(ENTRIES))
 
     def key_number(self, key: str, kind: int) -> int:
         """Return a number of a key as a string."""
-        return int(self._read(_RUNS)[self._read_groups().runs[key, kind][0], 0])
+        return int(self._read(RUNS)[self._read_groups().runs[key, kind][0], 0])
 
     def string(self, number: int) -> bytes:
         """Return a string."""
@@ -129,26 +133,36 @@ class Fields:
 
     def sorted_group(self, key: str, kind: int) -> tuple[Array, Array]:
         """Return rows and values of the sorted entries of a key and a type."""
-        start, end = self.store.derived(("sorted fields", self), self._find_sorted)[1].get(
-            (key, kind), (0, 0)
-        )
+        start, end = self._read_sorted().spans.get((key, kind), (0, 0))
         if start == end:
             return np.empty(0, np.uint32), np.empty(0, np.int64)
         return self.store.read(ORDER_ROWS)[start:end], self.store.read(SORTED)[start:end]
 
-    def _find_sorted(self) -> tuple[int, dict[tuple[str, int], tuple[int, int]]]:
-        """Return the number of runs whose entries are sorted, and per key and type where its entries lie."""
+    def _has(self, key: str, kind: int) -> bool:
+        pair = (key, kind)
+        return pair in self._read_sorted().spans or pair in self._read_groups(whole=False).runs
+
+    def _read_sorted(self) -> _Sorted:
+        """Return what the sorted columns cover; an addition leaves it as it is."""
+        if not self.store.rows(ORDER_ROWS):
+            return _Sorted(0, {})
+
+        def extend(before: _Sorted | None) -> _Sorted:
+            return before or self._find_sorted()
+
+        return self.store.extended("sorted fields", [ORDER_ROWS, GROUPS], extend)
+
+    def _find_sorted(self) -> _Sorted:
         entries = self.store.rows(ORDER_ROWS)
-        if not entries:
-            return 0, {}
-        stops, groups, ends = self._read(_RUNS)[:, 2], self.store.read(GROUPS), self._read(_ENDS)
+        stops, groups, ends = self._read(RUNS)[:, 2], self.store.read(GROUPS), self._read(ENDS)
         runs = int(np.searchsorted(stops, entries, "right"))
         edges = np.concatenate([[0], groups[:, 2]])
         fine = runs and stops[runs - 1] == entries == edges[-1] and (np.diff(edges) >= 0).all()
         if not fine or groups[:, 0].min() < 0 or groups[:, 0].max() >= len(ends):
             raise corrupt(self.store.path, "the sorted columns of its metadata do not fit together")
         names = zip(self.decode(groups[:, 0]), groups[:, 1].tolist(), strict=True)
-        return runs, dict(zip(names, zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True), strict=True))
+        spans = zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
+        return _Sorted(runs, dict(zip(names, spans, strict=True)))
 
     def column(self, key: str, kind: int, count: int, *, whole: bool = True) -> Column:
         """Return the rows and values stored under a metadata key with values of one type.
@@ -162,8 +176,7 @@ class Fields:
         Raises:
             CorruptError: An entry refers to a row or a string that does not exist.
         """
-        token, n_runs, groups = self._read_groups()
-        first = 0 if whole else self.store.derived(("sorted fields", self), self._find_sorted)[0]
+        token, first, n_runs, groups = self._read_groups(whole)
         # what an earlier call has read; nothing of another state
         column = self._columns.get((key, kind, whole))
         if column is None or (column.token, column.first) != (token, first) or column.runs > n_runs:
@@ -171,14 +184,14 @@ class Fields:
             values = nothing.view(np.float64) if kind == FLOAT else nothing
             column = Column(nothing, values, (nothing, nothing, nothing), token, first, first)
         # runs that were added since
-        group = groups[key, kind]
+        group = groups.get((key, kind), np.empty(0, np.int64))
         new = group[np.searchsorted(group, column.runs) :]
         if len(new):
-            ends = self._read(_RUNS)[:, 2]
+            ends = self._read(RUNS)[:, 2]
             lengths = ends[new] - np.where(new > 0, ends[new - 1], 0)
-            entries = _gather(self._read(_ENTRIES), ends[new], lengths)
+            entries = _gather(self._read(ENTRIES), ends[new], lengths)
             rows, values = entries[:, 0], entries[:, 1]
-            n_strings, strings = len(self._read(_ENDS)), column.strings
+            n_strings, strings = len(self._read(ENDS)), column.strings
             wrong = rows.min() < 0 or rows.max() >= count
             if kind in (STRING, HUGE):
                 wrong = wrong or values.min() < 0 or values.max() >= n_strings
@@ -201,7 +214,7 @@ class Fields:
 
     def strings(self) -> tuple[Array, Array]:
         """Return ``(bytes,)`` of all strings, and ``(strings,)`` where each ends."""
-        return self._read(_STRINGS), self._read(_ENDS)
+        return self._read(STRINGS), self._read(ENDS)
 
     def decode(self, numbers: Array) -> list[str]:
         """Return the strings of ``numbers (n,)``."""
@@ -232,7 +245,7 @@ class Fields:
     def _read(self, name: str) -> Array:
         if has_old_metadata(self.store):
             return self.store.derived(("old fields", self), self._encode_old)[name]
-        stored: Array = self.store.read(name) if self.store.rows(name) else _EMPTY_ARRAYS[name]
+        stored: Array = self.store.read(name) if self.store.rows(name) else EMPTY_ARRAYS[name]
         return stored
 
     def _encode_old(self) -> dict[str, Array]:
@@ -240,24 +253,29 @@ class Fields:
         parts = list(encode_old_metadata(self.store))
         return {
             name: np.concatenate([empty, *(part[name] for part in parts)])
-            for name, empty in _EMPTY_ARRAYS.items()
+            for name, empty in EMPTY_ARRAYS.items()
         }
 
-    def _read_groups(self) -> _Groups:
-        return self.store.derived(("fields", self), self._group)
+    def _read_groups(self, whole: bool = True) -> _Groups:
+        """Return all runs by key and type; without ``whole``, those that the sorted columns lack."""
+        return self.store.derived(("fields", self, whole), lambda: self._group(whole))
 
-    def _group(self) -> _Groups:
-        """Group the runs by key and type."""
-        store = self.store
+    def _group(self, whole: bool) -> _Groups:
+        store, first = self.store, 0 if whole else self._read_sorted().runs
         token: object = (store.epoch, os.getpid(), has_old_metadata(store))
-        runs, entries, ends = self._read(_RUNS), len(self._read(_ENTRIES)), self._read(_ENDS)
-        before, done, groups = self._groups
-        if before != token or done > len(runs):
-            done, groups = 0, {}
+        runs, entries, ends = self._read(RUNS), len(self._read(ENTRIES)), self._read(ENDS)
+        text = int(ends[-1]) if len(ends) else 0
+        if (int(runs[-1, 2]) if len(runs) else 0, text) != (entries, len(self._read(STRINGS))):
+            raise corrupt(store.path, "the arrays of its metadata do not fit together")
+        nothing = _Groups(token, first, first, {})
+        known = self._groups.get(whole, nothing)
+        if known[:2] != nothing[:2] or known.total > len(runs):
+            known = nothing
+        done, groups = known.total, known.runs
         if done < len(runs):
             stops = runs[max(done - 1, 0) :, 2]
             new = runs[done:]
-            fine = stops[0] >= 0 and (np.diff(stops) >= 0).all() and stops[-1] == entries
+            fine = stops[0] >= 0 and (np.diff(stops) >= 0).all()
             fine = fine and new[:, 0].min() >= 0 and new[:, 0].max() < len(ends)
             if not (fine and new[:, 1].min() >= EMPTY and new[:, 1].max() <= LIST):
                 raise corrupt(store.path, "the runs of its metadata do not fit together")
@@ -274,112 +292,8 @@ class Fields:
             for code, part in zip(codes.tolist(), parts, strict=True):
                 pair = (keys[code // 16], code % 16)
                 groups[pair] = np.concatenate([groups[pair], part]) if pair in groups else part
-        self._groups = _Groups(token, len(runs), groups)
-        return self._groups
-
-
-def encode_fields(
-    row: int, metadata: Iterable[Mapping[str, JSON]], counts: Sequence[int]
-) -> dict[str, Array]:
-    """Return rows to append to each array.
-
-    Args:
-        row: Row of the first document.
-        metadata: Metadata of each document, as JSON is parsed.
-        counts: Entries, runs, bytes of strings, and strings that are stored.
-    """
-    n_entries, _, n_bytes, n_strings = counts
-    numbers: dict[str, int] = {}
-    new: list[bytes] = []
-
-    def number(string: str) -> int:
-        known = numbers.get(string)
-        if known is None:
-            known = n_strings + len(new)
-            new.append(string.encode("utf-8", "surrogatepass"))
-            numbers[string] = known
+        self._groups[whole] = known = _Groups(token, first, len(runs), groups)
         return known
-
-    # collect rows and values by key and type
-    groups: dict[tuple[str, int], tuple[list[int], list[Any]]] = {}
-    for at, values in enumerate(metadata, row):
-        for key, value in values.items():
-            for kind, stored in _entries(value):
-                if kind in (STRING, HUGE):
-                    stored = number(stored)
-                rows, column = groups.setdefault((key, kind), ([], []))
-                rows.append(at)
-                column.append(stored)
-    # write each group as one run of entries
-    runs, parts, end = [], [_EMPTY_ARRAYS[_ENTRIES]], n_entries
-    for (key, kind), (rows, column) in groups.items():
-        bits = np.array(column, np.float64).view(np.int64) if kind == FLOAT else np.array(column, np.int64)
-        parts.append(np.stack([np.array(rows, np.int64), bits], axis=1))
-        end += len(rows)
-        runs.append((number(key), kind, end))
-    ends = n_bytes + np.cumsum([*map(len, new)], dtype=np.int64)
-    return {
-        _ENTRIES: np.concatenate(parts),
-        _RUNS: np.array(runs, np.int64).reshape(-1, 3),
-        _STRINGS: np.frombuffer(b"".join(new), np.uint8),
-        _ENDS: ends,
-    }
-
-
-def has_old_metadata(store: Store) -> bool:
-    """Return whether metadata is stored as lines of JSON, as it was before there were columns."""
-    return "metadata.jsonl" in store.sizes()
-
-
-def encode_old_metadata(store: Store) -> Iterator[dict[str, Array]]:
-    """Yield the arrays for metadata that is stored as lines of JSON, block by block.
-
-    Raises:
-        CorruptError: It cannot be read.
-    """
-    counts = [0] * len(_EMPTY_ARRAYS)
-    ends, lines = store.read("ends.bin")[:, 2], store.read("metadata.jsonl").data
-    for start in range(0, len(ends), store.limits.filter_rows):
-        stops = ends[start : start + store.limits.filter_rows].tolist()
-        starts = [int(ends[start - 1]) if start else 0, *stops[:-1]]
-        try:
-            metadata = [
-                json.loads(bytes(lines[begin:end])) if end > begin else {}
-                for begin, end in zip(starts, stops, strict=True)
-            ]
-            arrays = encode_fields(start, metadata, counts)
-        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-            raise corrupt(store.path, f"its metadata cannot be read ({error!r:.100})") from error
-        counts = [count + len(arrays[name]) for count, name in zip(counts, _EMPTY_ARRAYS, strict=True)]
-        yield arrays
-
-
-def _entries(value: JSON) -> Iterator[tuple[int, Any]]:
-    """Yield type and value of each element of a value; equal elements once."""
-    if not isinstance(value, list):
-        yield _entry(value)
-        return
-    seen = set()
-    for kind, stored in map(_entry, value):
-        mark = (stored, INT if kind == FLOAT else kind)  # 1 and 1.0 are equal, 1 and true are not
-        if mark not in seen:
-            seen.add(mark)
-            yield kind, stored
-    if not value:
-        yield EMPTY, 0
-
-
-def type_of(value: JSON) -> int:
-    """Return the type of a value that is an element, or no list."""
-    kind = _TYPES[type(value)]
-    return HUGE if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63 else kind
-
-
-def _entry(value: JSON) -> tuple[int, Any]:
-    kind = type_of(value)
-    if kind == HUGE:
-        return kind, str(value)
-    return kind, 0 if kind in (NULL, DICT, LIST) else value
 
 
 def _distinct(numbers: Array, count: int) -> Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from typing import Any, TypeAlias
@@ -13,7 +13,8 @@ import numpy as np
 from irkit.arguments import brief, suggest
 from irkit.errors import BadTypeError, BadValueError
 from irkit.index.array_files import Array
-from irkit.index.fields import BOOL, DICT, FLOAT, HUGE, INT, LIST, STRING, Fields
+from irkit.index.field_encoding import BOOL, DICT, FLOAT, HUGE, INT, LIST, STRING
+from irkit.index.fields import Fields
 from irkit.index.matching import ORDER, is_number, match_entries
 from irkit.index.sorted_fields import check_rows, find_sorted
 
@@ -30,7 +31,7 @@ _KINDS = {
     DICT: "keys and values",
     LIST: "a list",
 }
-"""What messages call the types of `irkit.index.fields`; null and an empty list agree with every type."""
+"""Names of types of `irkit.index.field_encoding` in messages; null and an empty list agree with each type."""
 
 
 @dataclass(frozen=True)
@@ -116,12 +117,18 @@ def check_key(key: str, keys: Sequence[str], operation: str = "filter") -> None:
         raise BadValueError(f"{operation}: no document has the key {key!r:.60}; {hint}")
 
 
-def check_type(condition: Condition, kinds: Sequence[int], example: Callable[[str, int], Any]) -> None:
+def check_type(
+    condition: Condition,
+    kinds: Collection[int],
+    first_row: Callable[[str, int], int],
+    example: Callable[[str, int], Any],
+) -> None:
     """Refuse a condition that no document could meet because of the type of its value.
 
     Args:
         condition: Condition on a key that occurs.
-        kinds: Types of the values of the key, in order of their first rows.
+        kinds: Types of the values of the key.
+        first_row: Returns the first row with a value of a key and a type.
         example: Returns a value of a key and a type.
 
     Raises:
@@ -129,13 +136,16 @@ def check_type(condition: Condition, kinds: Sequence[int], example: Callable[[st
     """
     if condition.sign == "exists":
         return
-    names = {_KINDS[kind]: kind for kind in reversed(kinds) if kind in _KINDS}
+    known = {_KINDS[kind] for kind in kinds if kind in _KINDS}
     for value in _listed(condition.wanted):
         own = _kind_of(value)
-        if names and own is not None and own not in names:
+        if known and own is not None and own not in known:
+            names: dict[str, int] = {}
+            for kind in sorted(kinds, key=lambda kind: first_row(condition.key, kind)):
+                if kind in _KINDS:
+                    names.setdefault(_KINDS[kind], kind)
             there = " or ".join(
-                f"{name}, such as {brief(example(condition.key, kind))}"
-                for name, kind in reversed(names.items())
+                f"{name}, such as {brief(example(condition.key, kind))}" for name, kind in names.items()
             )
             raise BadValueError(
                 f"filter: {condition.key!r} {condition.sign} {brief(value)} is {own}; documents have {there}"

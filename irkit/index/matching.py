@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from irkit.index.array_files import Array
-from irkit.index.fields import BOOL, FLOAT, HUGE, INT, NULL, STRING, Column, Fields
+from irkit.index.field_encoding import BOOL, FLOAT, HUGE, INT, NULL, STRING
+from irkit.index.fields import Column, Fields
 
 ORDER: dict[str, Callable[[Any, Any], Any]] = {
     "<": operator.lt,
@@ -138,6 +139,8 @@ def _entries_of(fields: Fields, column: Column, numbers: Array) -> Array:
     """Return which entries have one of these strings."""
     if len(numbers) <= 2:
         return _any_equal(column.values, numbers.tolist() or [-1])
+    if len(column.values) * 8 < len(fields.strings()[1]):
+        return np.isin(column.values, numbers)
     wanted = np.zeros(len(fields.strings()[1]), np.bool_)
     wanted[numbers] = True
     found: Array = wanted[column.values]

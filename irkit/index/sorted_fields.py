@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 
 from irkit.index.array_files import Array, corrupt
-from irkit.index.fields import BOOL, FLOAT, GROUPS, HUGE, INT, NULL, ORDER_ROWS, SORTED, STRING, Fields
+from irkit.index.field_encoding import BOOL, FLOAT, HUGE, INT, NULL, STRING
+from irkit.index.fields import GROUPS, ORDER_ROWS, SORTED, Fields
 from irkit.index.matching import float_bound, int_bound, is_number, to_float, to_int
 from irkit.index.store import Store
 

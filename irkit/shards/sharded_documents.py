@@ -127,13 +127,15 @@ class ShardedDocuments(Documents):
             matching[global_rows(part.store)] = part._matching(where)
         return matching
 
-    def _types(self, key: str) -> dict[int, int]:
-        first: dict[int, int] = {}
-        for part in self.parts:
-            for kind in part._types(key):
-                row = int(global_rows(part.store)[part._fields.column(key, kind, len(part)).rows].min())
-                first[kind] = min(first.get(kind, row), row)
-        return first
+    def _types(self, key: str) -> set[int]:
+        return {kind for part in self.parts for kind in part._types(key)}
+
+    def _first_row(self, key: str, kind: int) -> int:
+        return min(
+            int(global_rows(part.store)[part._first_row(key, kind)])
+            for part in self.parts
+            if kind in part._types(key)
+        )
 
     def _example(self, key: str, kind: int) -> Any:
         part = next(part for part in self.parts if kind in part._types(key))
