@@ -31,7 +31,8 @@ def in_onnx(encoder: Encoder, rows: Ragged, expected: list[torch.Tensor]) -> boo
     import onnxruntime
     from onnx import TensorProto, helper
 
-    from irkit.exporting.onnx_graph import OPSET, Graph, encode
+    from irkit.exporting.onnx_encoder import encode
+    from irkit.heads.onnx_graph import OPSET, Graph
 
     graph, names = Graph(), ("input_ids", "attention_mask")
     graph.name(encode(graph, encoder, *names), "hidden")

@@ -82,7 +82,7 @@ def _added_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     points = "[irkit.heads]\nscaled_sum = scaled_sum:ScaledSum\n"
     (package / "scaled_sum-1.0.dist-info/entry_points.txt").write_text(points)
     monkeypatch.syspath_prepend(package)
-    for module in ("model.model", "formats.sentence_transformers", "training.model_recipe"):
+    for module in ("heads", "model.model", "formats.sentence_transformers", "training.model_recipe"):
         monkeypatch.setattr(f"irkit.{module}.HEADS", Registry("irkit.heads", Head, OWN_HEADS))
     yield
     sys.modules.pop("scaled_sum", None)

@@ -208,7 +208,7 @@ def test_a_model_joined_by_hand_leaves_out_what_it_does_once_saved(tiny: Model, 
 def test_a_dense_model_has_no_vectors_of_tokens(tiny_bert):
     with pytest.warns(UserWarning, match="mean of its tokens"):
         dense = Model.from_pretrained(tiny_bert, device="cpu")
-    with pytest.raises(BadValueError, match="makes dense, not a vector a token"):
+    with pytest.raises(BadValueError, match="makes dense vectors, expected one per token"):
         dense.encode_with_token_spans("text", "query")
 
 

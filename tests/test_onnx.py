@@ -16,8 +16,9 @@ from irkit.core.ragged import Ragged
 from irkit.encoder import Encoder
 from irkit.errors import BadTypeError, BadValueError, StorageError
 from irkit.exporting import export_onnx
-from irkit.exporting.onnx_graph import Graph, encode
-from irkit.heads import MultiVectorHead, Normalize, PooledHead
+from irkit.exporting.onnx_encoder import encode
+from irkit.heads import Head, MultiVectorHead, Normalize, PooledHead
+from irkit.heads.onnx_graph import Graph
 from irkit.heads.projection import Projection
 
 runtime = pytest.importorskip("onnxruntime")
@@ -222,6 +223,17 @@ def test_command_line(command: Callable[..., tuple[int, str, str]], tiny_dense: 
     status, _, error = command("export", str(tiny_dense), "--to", "onnx", "--out", str(tmp_path / "out"))
     assert status != 0
     assert "exists already" in error
+
+
+def test_a_head_without_operations_is_refused(tiny_bert: Path, tmp_path: Path) -> None:
+    class Bare(PooledHead):
+        to_onnx = Head.to_onnx
+
+    model = Model.with_head("dense", tiny_bert, {"pooling": "mean"}, device="cpu")
+    model.head = Bare(model.encoder.hidden_size)
+    with pytest.raises(BadValueError, match="the head is a Bare, whose class does not define to_onnx"):
+        export_onnx(model, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_refused(tiny_bert: Path, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import pytest
 
 import irkit
 from irkit.errors import MissingDependencyError
+from irkit.heads import HEADS
 
 ROOT = Path(irkit.__file__).parents[1]
 KERNELS = ROOT / "kernels" / "irkit_kernels"
@@ -137,6 +138,16 @@ def test_a_module_is_found_by_its_name() -> None:
     files = [file for file in (ROOT / "irkit").rglob("*.py") if not file.stem.startswith("__")]
     assert find_twins(file.stem for file in files) == []
     assert find_twins(["irkit.index.flat", "irkit.data.flat"]) == ["flat"]
+
+
+def test_concrete_heads_are_named_in_few_places_outside_their_room() -> None:
+    """What other rooms ask of a head are hooks of `Head`, which heads of other packages have, too."""
+    own = [head.__name__ for head in HEADS.values() if head.__module__.startswith("irkit.")]
+    names = re.compile(rf"\b({'|'.join([*own, 'SeveralHeads', 'TermHead'])})\b")
+    rooms = ROOT / "irkit"
+    outside = [file for file in rooms.rglob("*.py") if rooms / "heads" not in file.parents]
+    found = [f"{file.name}: {name}" for file in outside for name in names.findall(file.read_text())]
+    assert 0 < len(found) < 30, found
 
 
 def test_kernels_know_nothing_of_irkit() -> None:

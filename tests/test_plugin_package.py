@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 import transformers
@@ -37,6 +38,7 @@ call("index", "model", "notes", "--index", "signs", "--set", "candidates=6", "--
 call("index", "model", "notes", "--index", "flat", "--out", "flat")
 for index in ("index", "flat"):
     call("search", index, "--text", "neural search", "--k", "3")
+call("export", "model", "--to", "onnx", "--out", "onnx")
 call("index", "--help")
 call("train", "--help")
 """
@@ -53,7 +55,10 @@ encoder = Encoder.from_pretrained("electra")
 with torch.no_grad():
     np.save("hidden.npy", encoder(Ragged.from_rows([[5, 6, 7], [8]])).values)
 encoder.save_pretrained("electra_again")
-head = Model.from_pretrained("model", device="cpu").head
+model = Model.from_pretrained("model", device="cpu")
+head = model.head
+np.save("vectors.npy", model.encode_representation(["neural search", "index"], "document").values)
+np.save("ids.npy", model.pipeline("document").tokenize(["neural search", "index"]).to_padded(0)[0])
 print(json.dumps({
     "head": [type(head).__name__, head.settings()],
     "index": type(open_index(Store.open("index"))).__name__,
@@ -126,6 +131,14 @@ def test_parts_of_another_package_are_trained_indexed_and_searched(
     again = transformers.AutoModel.from_pretrained(tmp_path / "electra_again").state_dict()
     before = transformers.AutoModel.from_pretrained(tmp_path / "electra").state_dict()
     assert all(torch.equal(again[name], before[name]) for name in before)
+
+    # the ONNX file needs neither irkit nor the package
+    session = onnxruntime.InferenceSession(str(tmp_path / "onnx" / "model.onnx"))
+    ids = np.load(tmp_path / "ids.npy")
+    [vectors] = session.run(None, {"input_ids": ids, "attention_mask": (ids > 0).astype(np.int64)})
+    np.testing.assert_allclose(
+        vectors / np.linalg.norm(vectors, axis=1, keepdims=True), np.load(tmp_path / "vectors.npy"), atol=1e-5
+    )
 
     # without the package, what it made is an error that names the missing part
     monkeypatch.chdir(tmp_path)

@@ -31,7 +31,7 @@ class MaskedLM(NamedTuple):
 
     Attributes:
         architecture: Name of the class of transformers.
-        names: For each parameter of a `SparseHead`, its names in the checkpoint. Of two names, the first
+        names: For each parameter of irkit's sparse head, its names in the checkpoint. Of two names, the first
             counts if the file has both; files whose matrix is the word embeddings have only the second.
         activation: Activation function after the linear layer.
         norm_eps: Number that the norm adds to the variance.
@@ -84,7 +84,7 @@ class Family(NamedTuple):
 
 
 def masked_lm_names(dense: str, norm: str, decoder: str, *biased: str) -> NameMap:
-    """Map each parameter of a `SparseHead` to its names in the checkpoint of a masked language model.
+    """Map each parameter of irkit's sparse head to its names in the checkpoint of a masked language model.
 
     Args:
         dense: Name of the linear layer in the checkpoint, without ``.weight``.

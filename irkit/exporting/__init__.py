@@ -4,7 +4,8 @@
 of its own, to_qdrant.py and so on, listed in `TARGETS`. marks.py has the keywords that stand for what engines
 cannot filter by themselves. `irkit.remote` searches what Qdrant and LanceDB hold.
 
-`export_onnx` (to_onnx.py) writes a model instead, as a graph of ONNX operations (onnx_graph.py).
+`export_onnx` (to_onnx.py) writes a model instead, as a graph of ONNX operations: the encoder
+(onnx_encoder.py), then the head (`irkit.heads.Head.to_onnx`).
 """
 
 from __future__ import annotations

@@ -6,26 +6,14 @@ import json
 from pathlib import Path
 from typing import Any, get_args
 
+from torch import nn
+
 from irkit.encoder import Encoder
 from irkit.encoder.families import FAMILIES
 from irkit.errors import BadTypeError, BadValueError, MissingDependencyError, StorageError
-from irkit.exporting.onnx_graph import OPSET, Graph, encode
-from irkit.exporting.onnx_heads import (
-    add_layers,
-    pool_dense,
-    project_tokens,
-    weigh_terms,
-    weigh_tokens,
-)
-from irkit.heads import (
-    MultiVectorHead,
-    Normalize,
-    PooledHead,
-    SeveralHeads,
-    Side,
-    SparseHead,
-    TokenWeightHead,
-)
+from irkit.exporting.onnx_encoder import encode
+from irkit.heads import Normalize, Side
+from irkit.heads.onnx_graph import OPSET, Graph, add_layers
 from irkit.model import Model
 from irkit.utils.atomic import publish_folder, scratch
 
@@ -84,22 +72,16 @@ def _check(model: Model) -> None:
             f"exporting to ONNX: the encoder is a {encoder.family}, which irkit does not run itself; "
             f"expected one of {', '.join(sorted(FAMILIES))}"
         )
-    if isinstance(head, SeveralHeads):
+    if head.parts:
         for part in model.heads.values():
             _check(part)
         return
-    if not isinstance(head, PooledHead | MultiVectorHead | SparseHead | TokenWeightHead):
-        raise BadValueError(
-            f"exporting to ONNX: the head is a {type(head).__name__}; expected a dense, multi-vector "
-            "or sparse one"
-        )
     if model.query_model is not None:
         raise BadValueError(
             "exporting to ONNX: queries have a model of their own; export model.query_model, and a copy of "
             "the model after attach_query_encoder(None)"
         )
-    skips = isinstance(head, PooledHead) and not head.include_prompt and any(model.prompts.values())
-    if skips:
+    if not head.include_prompt and any(model.prompts.values()):
         raise BadValueError(
             "exporting to ONNX: the head leaves the tokens of prompts out, whose number differs by side; "
             "expected a head that pools all tokens (include_prompt), or no prompts"
@@ -130,8 +112,7 @@ def _build(model: Model) -> Any:
 
 def _parts(model: Model) -> dict[str, Model]:
     """Return the model of each output, by the name of the output."""
-    several = isinstance(model.head, SeveralHeads)
-    return dict(model.heads) if several else {_OUTPUTS[model.kind]: model}
+    return dict(model.heads) if model.head.parts else {_OUTPUTS[model.kind]: model}
 
 
 def _sizes(model: Model) -> list[Any]:
@@ -141,27 +122,12 @@ def _sizes(model: Model) -> list[Any]:
 
 
 def _add_head(graph: Graph, model: Model, hidden: str) -> str:
-    head = model.head
-    if isinstance(head, PooledHead):
-        result = pool_dense(graph, head, hidden, "attention_mask")
-    elif isinstance(head, MultiVectorHead):
-        result = project_tokens(graph, head, hidden)
-    elif isinstance(head, TokenWeightHead):
-        result = weigh_tokens(graph, head, hidden, "input_ids", "attention_mask")
-    else:
-        assert isinstance(head, SparseHead)
-        result = weigh_terms(graph, head, hidden, "attention_mask")
+    result = model.head.to_onnx(graph, hidden, "input_ids", "attention_mask")
     if model.truncate_dim is not None:
         result = graph("Slice", result, graph.ints(0), graph.ints(model.truncate_dim), graph.ints(-1))
-        if head.unit:
-            result = _head_norm(graph, result)
+        if model.head.unit:
+            result = add_layers(graph, nn.ModuleList([Normalize()]), result)
     return result
-
-
-def _head_norm(graph: Graph, x: str) -> str:
-    from torch import nn
-
-    return add_layers(graph, nn.ModuleList([Normalize()]), x)
 
 
 def _describe(model: Model) -> dict[str, Any]:
@@ -178,20 +144,10 @@ def _describe(model: Model) -> dict[str, Any]:
         "max_positions": model.encoder.max_positions,
         "opset": OPSET,
     }
-    if isinstance(model.head, SeveralHeads):
+    if model.head.parts:
         return about | {"heads": {name: _describe_head(part) for name, part in model.heads.items()}}
     return about | _describe_head(model)
 
 
 def _describe_head(model: Model) -> dict[str, Any]:
-    head, sides = model.head, get_args(Side)
-    about: dict[str, Any] = {"dim": model.dim, "similarity": model.similarity_name}
-    if isinstance(head, SparseHead | TokenWeightHead):
-        about["max_active_dims"] = {side: head.config.max_active_dims(side) for side in sides}
-    if isinstance(head, MultiVectorHead):
-        expansion, skipped = head.config.query_expansion, head.skip_ids
-        about["query_expansion"] = None if expansion is None else expansion.model_dump(mode="json")
-        about["mask_id"] = model.tokenizer.special_ids.get("mask")
-        about["skip_ids"] = [] if skipped is None else skipped.tolist()
-        about["skip_sides"] = list(head.config.skiplist_sides)
-    return about
+    return {"dim": model.dim, "similarity": model.similarity_name, **model.head.onnx_settings()}

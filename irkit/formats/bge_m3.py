@@ -31,6 +31,7 @@ from irkit.heads import (
     PooledHead,
     Projection,
     TokenWeightHead,
+    registered_name,
 )
 from irkit.tokenizer import Tokenizer
 from irkit.utils.weights import read_tensors
@@ -113,7 +114,7 @@ def _write(parts: Parts, folder: Path) -> None:
         BadValueError: The model has other heads than BGE-M3.
     """
     head = as_several(parts, "bge-m3")
-    heads: dict[str, Any] = dict(head.heads)
+    heads: dict[str, Any] = dict(head.parts)
     dense, sparse, colbert = (heads.get(name) for name in _NAMES)
     if problems := _problems(parts, dense, sparse, colbert):
         raise BadValueError(
@@ -133,13 +134,10 @@ _NAMES = "dense", "sparse", "multi_vector"
 
 def _problems(parts: Parts, dense: Any, sparse: Any, colbert: Any) -> list[str]:
     """Return the features of a model that BGE-M3 cannot express, as phrases for a message."""
-    heads = cast(Any, parts["head"])
-    if {*heads.heads} != {*_NAMES} or not (
-        isinstance(dense, PooledHead)
-        and isinstance(sparse, TokenWeightHead)
-        and isinstance(colbert, MultiVectorHead)
-    ):
-        return [f"heads {', '.join(heads.heads)}; expected dense, token weights as sparse, and multi_vector"]
+    heads = parts["head"]
+    classes = {name: registered_name(head) for name, head in heads.parts.items()}
+    if classes != {"dense": "dense", "sparse": "token_weight", "multi_vector": "multi_vector"}:
+        return [f"heads {', '.join(heads.parts)}; expected dense, token weights as sparse, and multi_vector"]
     # what the three heads of BGE-M3 are made of
     own = colbert.config
     layers = [*colbert.layers]

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from typing import cast
 
 from irkit.config import read_json
 from irkit.encoder import Encoder
 from irkit.errors import ConfigError
-from irkit.formats.parts import Format, LoadEncoder, Parts, static_parts
+from irkit.formats.parts import Format, LoadEncoder, Parts, SideParts, static_parts
 from irkit.heads import HEADS, SparseHead, StaticHead
 from irkit.heads.static_head import read_idf
 from irkit.tokenizer import Tokenizer
@@ -55,21 +56,22 @@ def _read_masked_lm(folder: Path, load_encoder: LoadEncoder) -> Parts:
     Raises:
         CorruptError: Weights of the head are missing, or of other shapes than config.json says.
     """
-    encoder, tokenizer = load_encoder(folder), Tokenizer.from_pretrained(folder)
-    head = SparseHead.from_checkpoint(encoder, str(folder))
-    parts: Parts = {"tokenizer": tokenizer, "encoder": encoder, "head": head}
+    tokenizer = Tokenizer.from_pretrained(folder)
+    parts = cast(Parts, _read_sparse_side(folder, load_encoder, tokenizer))
     own, table = folder / "query", folder / "idf.json"
     if (own / "config.json").is_file():
-        encoder = load_encoder(own)
         has_tokenizer = any((own / name).is_file() for name in ("tokenizer.json", "vocab.txt", "vocab.json"))
-        parts["query"] = {
-            "tokenizer": Tokenizer.from_pretrained(own if has_tokenizer else folder),
-            "encoder": encoder,
-            "head": SparseHead.from_checkpoint(encoder, str(own)),
-        }
+        own_tokenizer = Tokenizer.from_pretrained(own if has_tokenizer else folder)
+        parts["query"] = _read_sparse_side(own, load_encoder, own_tokenizer)
     elif table.is_file():
         parts["query"] = static_parts(tokenizer, StaticHead(read_idf(table, tokenizer)))
     return parts
+
+
+def _read_sparse_side(folder: Path, load_encoder: LoadEncoder, tokenizer: Tokenizer) -> SideParts:
+    encoder = load_encoder(folder)
+    head = SparseHead.from_checkpoint(encoder, str(folder))
+    return {"tokenizer": tokenizer, "encoder": encoder, "head": head}
 
 
 HUGGINGFACE = Format(lambda folder: (folder / "config.json").is_file(), _read)

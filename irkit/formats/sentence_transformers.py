@@ -32,11 +32,9 @@ from irkit.heads import (
     MultiVectorHead,
     Normalize,
     OpenedModel,
-    PooledHead,
-    SeveralHeads,
     Side,
-    SparseHead,
     StaticHead,
+    registered_name,
 )
 from irkit.heads.layer_modules import (
     LACKING,
@@ -100,7 +98,7 @@ def text_encoder(folder: Path) -> Path:
 def _write(parts: Parts, folder: Path) -> None:
     """Write a directory of sentence-transformers, see `irkit.formats.write_model`."""
     head, query = parts["head"], parts.get("query")
-    if isinstance(head, SeveralHeads):
+    if head.parts:
         raise BadValueError(
             "saving a model: format 'sentence-transformers' has no place for several heads; save the model "
             "as 'several-heads', or one of model.heads"
@@ -158,20 +156,16 @@ def _write_side(parts: SideParts, folder: Path, prefix: str = "") -> list[tuple[
     modules = [(f"{prefix}0_{kind.rpartition('.')[2]}" if prefix else "", kind)]
     first = folder / modules[0][0]
     first.mkdir(exist_ok=True)
-    if isinstance(encoder, InferenceFreeEncoder):
-        assert isinstance(head, StaticHead)  # the only one that takes token ids
-        head.save(first, tokenizer)
-        return modules
     if is_static:
         write_static_side(parts, first)
     else:
         head.save_encoder(encoder, first)
         tokenizer.save(first)
-    settings: dict[str, Any] = {
-        "max_seq_length": tokenizer.max_length,
-        "do_lower_case": tokenizer.do_lower_case,
-    }
-    write_json(first / "sentence_bert_config.json", settings | head.transformer_settings())
+    settings: dict[str, Any] = {}
+    if not isinstance(encoder, InferenceFreeEncoder):
+        settings = {"max_seq_length": tokenizer.max_length, "do_lower_case": tokenizer.do_lower_case}
+    if settings := settings | head.transformer_settings():
+        write_json(first / "sentence_bert_config.json", settings)
     return modules + write_modules(head, encoder, folder, prefix)
 
 
@@ -186,7 +180,7 @@ def write_modules(head: Head, encoder: Any, folder: Path, prefix: str = "") -> l
     listed = map(layer_module, head.layers) if static else head.to_modules(encoder)
     for number, (kind, settings, tensors) in enumerate(listed, start=1):
         if kind == "irkit.Head":
-            settings = settings | {"head": next(name for name in HEADS if HEADS[name] is type(head))}
+            settings = settings | {"head": registered_name(head)}
         path = f"{prefix}{number}_{kind.rpartition('.')[2]}"
         (folder / path).mkdir(parents=True)
         write_json(folder / path / "config.json", settings)
@@ -220,13 +214,13 @@ def _implied_type(settings: dict[str, Any], modules: Modules) -> str:
     if "query_prefix" in settings or "do_query_expansion" in settings:
         return "ColBERT"
     sparse = any(name in SPARSE_MODULES for name, _ in modules)
-    return SparseHead.model_type if sparse else PooledHead.model_type
+    return "SparseEncoder" if sparse else "SentenceTransformer"
 
 
 def _read_side(
     folder: Path, modules: Modules, kind: str, settings: dict[str, Any], load_encoder: LoadEncoder
 ) -> SideParts:
-    if kind == StaticHead.model_type and [name for name, _ in modules] == ["SparseStaticEmbedding"]:
+    if kind == "SparseEncoder" and [name for name, _ in modules] == ["SparseStaticEmbedding"]:
         _, home = modules[0]
         tokenizer = Tokenizer.from_pretrained(home)
         static = StaticHead.from_folder(home, tokenizer, settings)
@@ -236,8 +230,7 @@ def _read_side(
         static_side = read_static_side(modules)
         static_side["head"].read_lengths(_lengths(folder, sentence_settings(modules[0][1])))
         return static_side
-    head_type = SparseHead if kind == SparseHead.model_type else Head
-    root = _transformer(folder, modules, head_type.transformer_task)
+    root = _transformer(folder, modules, _HEADS.get(kind, Head).transformer_task)
     encoder, tokenizer = load_encoder(root), Tokenizer.from_pretrained(root)
     opened = OpenedModel(folder, modules[1:], encoder, tokenizer, settings, sentence_settings(root))
     return {"tokenizer": tokenizer, "encoder": encoder, "head": read_head(kind, opened)}
@@ -343,7 +336,7 @@ def _transformer(folder: Path, modules: Modules, *tasks: str) -> Path:
 # ---- models of PyLate --------------------------------------------------------------------------
 
 
-def _read_pylate_head(opened: OpenedModel) -> MultiVectorHead:
+def _read_pylate_head(opened: OpenedModel) -> Head:
     """Read the Dense modules and the settings that PyLate keeps in config_sentence_transformers.json.
 
     A missing setting has PyLate's default. A marker that is in the vocabulary becomes one token wherever a
@@ -369,8 +362,9 @@ def _read_pylate_head(opened: OpenedModel) -> MultiVectorHead:
     return MultiVectorHead.from_layers(opened.encoder, opened.tokenizer, layers, config, source)
 
 
+_HEADS = {HEADS[name].model_type: HEADS[name] for name in ("dense", "multi_vector", "sparse")}
 _READERS: dict[str, Callable[[OpenedModel], Head]] = {  # by model_type
-    **{head.model_type: head.from_modules for head in (PooledHead, MultiVectorHead, SparseHead)},
+    **{kind: head.from_modules for kind, head in _HEADS.items()},
     "ColBERT": _read_pylate_head,
 }
 

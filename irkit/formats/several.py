@@ -17,7 +17,7 @@ from irkit.config import read_json
 from irkit.errors import BadValueError, CorruptError
 from irkit.formats.parts import SIMILARITIES, Format, LoadEncoder, Parts
 from irkit.formats.sentence_transformers import SENTENCE_TRANSFORMERS, read_head, write_modules
-from irkit.heads import Head, OpenedModel, SeveralHeads, SparseHead
+from irkit.heads import Head, OpenedModel, SeveralHeads
 from irkit.heads.layer_modules import known_modules, write_json
 
 _FILE, _FOLDER = "heads.json", "heads"
@@ -33,13 +33,13 @@ def joined(parts: Parts, heads: Mapping[str, Head], similarities: Mapping[str, s
     return cast(Parts, {**settings, "head": SeveralHeads(heads, similarities)})
 
 
-def as_several(parts: Parts, format: str) -> SeveralHeads:
+def as_several(parts: Parts, format: str) -> Head:
     """Return the head of a model of several heads.
 
     Raises:
         BadValueError: The model has one head.
     """
-    if not isinstance(parts["head"], SeveralHeads):
+    if not parts["head"].parts:
         raise BadValueError(
             f"saving a model: format {format!r} is for models of several heads, this one has one; save it as "
             "'sentence-transformers'"
@@ -94,14 +94,14 @@ def _write(parts: Parts, folder: Path) -> None:
     """Write a directory of a model of several heads, see `irkit.formats.write_model`."""
     head = as_several(parts, "several-heads")
     encoder: Any = parts["encoder"]
-    (first_name, first), *others = head.heads.items()
+    (first_name, first), *others = head.parts.items()
     write = SENTENCE_TRANSFORMERS.write
     assert write is not None
     settings = {key: value for key, value in parts.items() if key not in ("head", "similarity_name")}
     similarity = head.similarities.get(first_name)
     write(cast(Parts, {**settings, "head": first, "similarity_name": similarity}), folder)
-    for _, other in others:  # such a head is saved with its encoder
-        if isinstance(other, SparseHead):
+    for _, other in others:
+        if type(other).save_encoder is not Head.save_encoder:  # the encoder is saved with the head
             other.save_encoder(encoder, folder)
     listed: dict[str, Any] = {first_name: {"similarity": similarity}}
     for name, other in others:

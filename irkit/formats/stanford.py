@@ -16,7 +16,7 @@ from irkit.config import read_json
 from irkit.encoder import Encoder
 from irkit.errors import BadValueError, CorruptError
 from irkit.formats.parts import Format, LoadEncoder, Parts
-from irkit.heads import MultiVectorHead, Normalize, Projection
+from irkit.heads import MultiVectorHead, Normalize, Projection, as_multi_vector_head
 from irkit.heads.layer_modules import write_json
 from irkit.tokenizer import Tokenizer, read_optional
 from irkit.utils.weights import read_weights, write_weights
@@ -79,7 +79,7 @@ def _write(parts: Parts, folder: Path) -> None:
     if problems := _problems(parts, markers):
         raise BadValueError(f"saving a model: Stanford's ColBERT has no place for {', '.join(problems)}")
     assert isinstance(encoder, Encoder)  # checked above, as is what follows
-    assert isinstance(head, MultiVectorHead)
+    head = as_multi_vector_head(head, "saving a model")
     projection, expansion = head.layers[0], head.config.query_expansion
     assert isinstance(projection, Projection)
     assert expansion is not None
@@ -125,8 +125,9 @@ def _problems(parts: Parts, markers: list[str | None]) -> list[str]:
         markers: For each side, the token that its prompt consists of; None if the prompt is not one token.
     """
     encoder, head = parts["encoder"], parts["head"]
-    if not isinstance(head, MultiVectorHead):
+    if head.kind != "multi_vector":
         return [f"{head.kind} vectors"]
+    head = as_multi_vector_head(head, "saving a model")
     config, expansion = head.config, head.config.query_expansion
     first = head.layers[0] if len(head.layers) == 2 and head.unit else None
     plain = (

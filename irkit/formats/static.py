@@ -46,7 +46,7 @@ def write_static_side(parts: SideParts, folder: Path) -> None:
     """
     tokenizer, encoder, head = parts["tokenizer"], parts["encoder"], parts["head"]
     assert isinstance(encoder, StaticEncoder)
-    fits = isinstance(head, PooledHead) and head.pooling == ("mean",) and head.include_prompt
+    fits = head.include_prompt and getattr(head, "pooling", None) == ("mean",)
     if not fits or (encoder.settings and not all(isinstance(layer, Normalize) for layer in head.layers)):
         raise ConfigError(
             f"saving a model: static embeddings with the head {head!r:.200}; expected a dense head that "

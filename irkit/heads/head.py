@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor, nn
 
+from irkit.arguments import brief
 from irkit.config import Config, read_json
 from irkit.core.ragged import Ragged
-from irkit.core.representation import Representation
+from irkit.core.representation import Dense, Representation, Sparse
 from irkit.encoder import AnyEncoder
 from irkit.errors import BadValueError, ConfigError, CorruptError
 from irkit.heads.layer_modules import Module, OpenedModel
+from irkit.heads.onnx_graph import Graph
 from irkit.heads.projection import Normalize, Projection
 from irkit.tokenizer import Tokenizer
 from irkit.utils.weights import read_weights
@@ -41,11 +43,15 @@ class Head(nn.Module):
             The tokenizer cuts texts of a side that is missing.
         window: Kernel and stride, in tokens, of the windows that a pooling encoder makes one row of.
         config: Configuration of the head, if it has one.
+        include_prompt: Whether the representation depends on the tokens of the prompt.
         vocabulary: Terms of a sparse head, unless they are the tokens of the tokenizer.
+        similarities: For heads in ``parts``, the name of the similarity of their representations; a missing
+            name stands for the default of the kind.
     """
 
     kind: ClassVar[str]
     config: Config | None = None
+    include_prompt: bool = True
     model_type: ClassVar[str] = "irkit"
     transformer_type: ClassVar[str] = "sentence_transformers.models.Transformer"
     transformer_task: ClassVar[str] = "feature-extraction"
@@ -54,6 +60,7 @@ class Head(nn.Module):
     lengths: Mapping[Side, int] = MappingProxyType({})
     window: tuple[int, int] = (1, 1)
     vocabulary: tuple[str, ...] | None = None
+    similarities: Mapping[str, str] = MappingProxyType({})
 
     @classmethod
     def create(
@@ -129,6 +136,45 @@ class Head(nn.Module):
         """
         return {}
 
+    def to_onnx(self, graph: Graph, hidden: str, ids: str, mask: str) -> str:
+        """Add the head to an ONNX graph and return the name of what it makes.
+
+        A multi-vector head makes ``(batch, length, dim)``, any other head ``(batch, dim)``. The function
+        `irkit.heads.onnx_graph.add_layers` adds ``layers``.
+
+        Args:
+            graph: Gets the operations.
+            hidden: Hidden states, float32 ``(batch, length, hidden_size)``, padded at the end.
+            ids: Token ids, int64 ``(batch, length)``.
+            mask: int64 ``(batch, length)``, 1 for tokens and 0 for padding.
+
+        Raises:
+            BadValueError: The head does not override this method, or the graph cannot express its settings.
+        """
+        raise BadValueError(
+            f"exporting to ONNX: the head is a {type(self).__name__}, whose class does not define to_onnx; "
+            "expected one that does, such as a dense, multi-vector or sparse head of irkit"
+        )
+
+    def onnx_settings(self) -> dict[str, Any]:
+        """Return what users of the ONNX file need to know of the head, as JSON; nothing by default."""
+        return {}
+
+    @property
+    def parts(self) -> Mapping[str, Head]:
+        """Return the heads that the head consists of, by name; none if it is one head."""
+        return {}
+
+    def chosen(self, names: Iterable[str]) -> Head:
+        """Return a head of some of the heads in ``parts``, in the order of ``names``.
+
+        The result shares all parameters.
+
+        Raises:
+            BadValueError: The head has no parts, or ``names`` is empty or names an unknown one.
+        """
+        raise BadValueError(f"encode: heads {brief(names)} of a model with one head; leave heads out")
+
     @property
     def unit(self) -> bool:
         """Return True if the layers end in vectors of length 1."""
@@ -201,6 +247,13 @@ class Head(nn.Module):
 
     if TYPE_CHECKING:  # nn.Module's own says Any
         __call__ = forward
+
+    def for_training(
+        self, hidden: Ragged, tokens: Ragged, prompt_length: int = 0, side: Side = "document"
+    ) -> Representation:
+        """Make what losses compare, see `forward`; sparse weights become Dense ``(n, vocabulary)``."""
+        made = self(hidden, tokens, prompt_length, side)
+        return Dense(made.to_dense()) if isinstance(made, Sparse) else made
 
     def apply_layers(self, values: Tensor) -> Tensor:
         """Return ``values (total, width)`` after all layers, in float32 or, for float64 values, float64."""

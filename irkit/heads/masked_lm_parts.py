@@ -178,6 +178,17 @@ def layers_of(described: MaskedLM, encoder: AnyEncoder) -> list[nn.Module]:
     return transform_layers(hidden_size, described.activation, eps, parameters=described.names)
 
 
+def describe_layers(layers: nn.ModuleList) -> dict[str, Any]:
+    """Return the keys of `SavedHead` that `read_parts` makes the layers of a head from again."""
+    inner = [repr(layer) for layer in layers]
+    return {
+        "hidden_activation": next(
+            (name for name, layer in ACTIVATIONS.items() if repr(layer) in inner), None
+        ),
+        "norm_eps": next((layer.eps for layer in layers if isinstance(layer, nn.LayerNorm)), 0.0),
+    }
+
+
 def read_parts(encoder: AnyEncoder, saved: SavedHead, folder: Path) -> HeadParts:
     """Read the layers, the matrix and the bias of a head from ``folder``, whose config.json is ``saved``."""
     if saved.hidden_activation is None and isinstance(encoder, TransformersEncoder):

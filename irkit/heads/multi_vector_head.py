@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
@@ -19,22 +18,16 @@ from irkit.errors import BadValueError, ConfigError, CorruptError
 from irkit.heads.head import Head, Side, width_after
 from irkit.heads.layer_modules import Module, Modules, OpenedModel, layer_module, read_layers
 from irkit.heads.multi_vector_config import MultiVectorConfig, TokenPooling
+from irkit.heads.onnx_graph import Graph, add_layers
 from irkit.heads.projection import Normalize, ProjectionConfig, projection_config, projection_layers
 from irkit.heads.token_pooling import pool_rows
+from irkit.heads.token_pooling_module import pooling_module, read_pooling
 from irkit.heads.vector_budget import attention_clusters
 from irkit.tokenizer import Tokenizer
-from irkit.utils.weights import read_weights
 
 _FEATURE, _POOLED_SIDES = "token_embeddings", "pooled_sides"
 _LENGTHS = ("query_length", "document_length", "query_expansion")  # as in sentence_bert_config.json
 _MASK_TYPE = "sentence_transformers.multi_vector_encoder.modules.multi_vector_mask.MultiVectorMask"
-_POOLING_TYPE = "sentence_transformers.multi_vector_encoder.modules.token_pooling.HierarchicalTokenPooling"
-_POOLING = {  # key of `TokenPooling`: key of HierarchicalTokenPooling, and its default
-    "pool_factor": ("pool_factor", 1.0),
-    "protected_tokens": ("num_protected_tokens", 1),
-    "normalize": ("normalize_embeddings", False),
-    "sides": ("tasks", ["document"]),
-}
 
 
 class MultiVectorHead(Head):
@@ -180,7 +173,7 @@ class MultiVectorHead(Head):
                     "skiplist_sides": saved.get("skiplist_tasks") or ("document",),
                 }
             elif name in ("HierarchicalTokenPooling", "TokenPooling"):
-                pooling, attending = _read_pooling(name, folder)
+                pooling, attending = read_pooling(name, folder)
             else:
                 layers.append((name, folder))
         # settings of the head
@@ -209,10 +202,7 @@ class MultiVectorHead(Head):
         self.attending.data = attending.float()
 
     def to_modules(self, encoder: AnyEncoder) -> list[Module]:
-        """Return the modules to write: the layers, MultiVectorMask and, if tokens are pooled, the pooling.
-
-        Pooling by a factor is a module of sentence-transformers; that to a fixed number is irkit's own.
-        """
+        """Return the modules to write: the layers, MultiVectorMask and, if tokens are pooled, the pooling."""
         config, pooling = self.config, self.config.token_pooling
         mask = {
             "skiplist_words": list(config.skiplist_words),
@@ -220,13 +210,7 @@ class MultiVectorHead(Head):
             "keep_only_token_ids": None,
         }
         modules = [*(layer_module(layer, _FEATURE) for layer in self.layers), (_MASK_TYPE, mask, {})]
-        if pooling is not None and pooling.vectors is not None:
-            weights = {} if self.attending is None else {"attending": self.attending.detach()}
-            modules.append(("irkit.TokenPooling", pooling.model_dump(mode="json"), weights))
-        elif pooling is not None:
-            saved = pooling.model_dump(mode="json")
-            modules.append((_POOLING_TYPE, {key: saved[ours] for ours, (key, _) in _POOLING.items()}, {}))
-        return modules
+        return modules if pooling is None else [*modules, pooling_module(pooling, self.attending)]
 
     def transformer_settings(self) -> dict[str, Any]:
         """Return the keys of sentence_bert_config.json that the head decides: task, lengths, expansion."""
@@ -363,18 +347,32 @@ class MultiVectorHead(Head):
         vectors = hidden.where(mask)
         return vectors.with_values(self.apply_layers(vectors.values))
 
+    def to_onnx(self, graph: Graph, hidden: str, ids: str, mask: str) -> str:
+        """Add the layers to an ONNX graph; return the name of the vectors ``(batch, length, dim)``.
+
+        Raises:
+            BadValueError: The head pools tokens.
+        """
+        if self.config.token_pooling is not None:
+            raise BadValueError(
+                "exporting to ONNX: the head pools tokens by clusters, which the graph cannot; expected a "
+                "head without token_pooling"
+            )
+        return add_layers(graph, self.layers, hidden)
+
+    def onnx_settings(self) -> dict[str, Any]:
+        """Return how queries are filled up, by which token, and the tokens that give no vector."""
+        expansion = self.config.query_expansion
+        return {
+            "query_expansion": None if expansion is None else expansion.model_dump(mode="json"),
+            "mask_id": self.expansion_id,
+            "skip_ids": [] if self.skip_ids is None else self.skip_ids.tolist(),
+            "skip_sides": list(self.config.skiplist_sides),
+        }
+
     def extra_repr(self) -> str:
         """Return what a printed head says beside its layers."""
         return repr(self.config)
-
-
-def _read_pooling(name: str, folder: Path) -> tuple[dict[str, Any], Tensor | None]:
-    """Return the settings of a module that pools tokens, and its learned vector."""
-    saved = read_json(folder / "config.json")
-    if name == "HierarchicalTokenPooling":
-        return {ours: saved.get(key, missing) for ours, (key, missing) in _POOLING.items()}, None
-    attends = saved.get("method") == "attention"
-    return saved, read_weights(folder).get("attending") if attends else None
 
 
 def windows(tokens: Ragged, kernel: int, stride: int) -> Ragged:

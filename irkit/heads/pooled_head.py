@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -16,6 +17,7 @@ from irkit.encoder import AnyEncoder
 from irkit.errors import BadValueError, ConfigError, CorruptError
 from irkit.heads.head import Head, Side, width_after
 from irkit.heads.layer_modules import Module, OpenedModel, layer_module, read_layers
+from irkit.heads.onnx_graph import NEVER, Graph, add_layers
 
 _LEGACY_POOLING = {  # in the order in which several are put side by side
     "pooling_mode_cls_token": "cls",
@@ -159,6 +161,33 @@ class PooledHead(Head):
 
     if TYPE_CHECKING:  # nn.Module's own says Any
         __call__ = forward
+
+    def to_onnx(self, graph: Graph, hidden: str, ids: str, mask: str) -> str:
+        """Add pooling and layers to an ONNX graph; return the name of the vectors ``(batch, dim)``."""
+        seen = graph("Unsqueeze", graph("Cast", mask, to=1), graph.ints(2))
+        count = graph("ReduceSum", seen, graph.ints(1), keepdims=0)
+        least = graph("Max", count, graph.floats(1))
+        inside = graph("Mul", hidden, seen)
+        vectors = []
+        for mode in self.pooling:
+            if mode in ("cls", "lasttoken"):
+                last = graph("Cast", graph("Sub", least, graph.floats(1)), to=7)
+                position = last if mode == "lasttoken" else graph("Mul", last, graph.ints(0))
+                row = graph("GatherND", inside, position, batch_dims=1)
+            elif mode == "max":
+                lowered = graph("Mul", graph("Sub", graph.floats(1), seen), graph.floats(NEVER))
+                row = graph("ReduceMax", graph("Add", inside, lowered), axes=[1], keepdims=0)
+            else:
+                weights = seen
+                if mode == "weightedmean":
+                    weights = graph("Mul", graph("CumSum", seen, graph.constant(np.array(1))), seen)
+                total = graph("ReduceSum", graph("Mul", inside, weights), graph.ints(1), keepdims=0)
+                weight = graph("ReduceSum", weights, graph.ints(1), keepdims=0)
+                divisor = graph("Sqrt", least) if "sqrt" in mode else graph("Max", weight, graph.floats(1))
+                row = graph("Div", total, divisor)
+            vectors.append(row)
+        joined = vectors[0] if len(vectors) == 1 else graph("Concat", *vectors, axis=-1)
+        return add_layers(graph, self.layers, joined)
 
     def extra_repr(self) -> str:
         """Return what a printed head says beside its layers."""

@@ -25,8 +25,6 @@ class SeveralHeads(Head):
 
     Attributes:
         heads: The heads by name.
-        similarities: For each head, the name of the similarity of its representations; a missing name stands
-            for the default of the kind.
         dim: Sum of the widths of all heads.
 
     Source: Chen et al. 2024, "BGE M3-Embedding" (arXiv 2402.03216), section 3.2.
@@ -59,9 +57,9 @@ class SeveralHeads(Head):
         # heads that cannot share tokens with others
         lengths: dict[Side, int] = {}
         for name, head in heads.items():
-            if isinstance(head, SeveralHeads):
+            if head.parts:
                 raise BadValueError(
-                    f"SeveralHeads: head {name!r} holds the heads {', '.join(head.heads)}; give these instead"
+                    f"SeveralHeads: head {name!r} holds the heads {', '.join(head.parts)}; give these instead"
                 )
             if getattr(head.config, "query_expansion", None) is not None:
                 raise BadValueError(
@@ -85,12 +83,13 @@ class SeveralHeads(Head):
                 lengths[side] = length
         self.lengths = lengths
 
-    def chosen(self, names: Iterable[str]) -> Self:
-        """Return a head of some of these heads, in the order of ``names``; it shares all parameters.
+    @property
+    def parts(self) -> Mapping[str, Head]:
+        """Return the heads by name."""
+        return dict(self.heads.items())
 
-        Raises:
-            BadValueError: ``names`` is empty or names an unknown head.
-        """
+    def chosen(self, names: Iterable[str]) -> Self:
+        """Return a head of some of these heads, see `Head.chosen`."""
         wanted = [names] if isinstance(names, str) else list(names)
         unknown = [name for name in wanted if name not in self.heads]
         if unknown or not wanted:

@@ -15,22 +15,23 @@ from torch import Tensor, nn
 
 from irkit.config import Config, read_json
 from irkit.core.ragged import Ragged
-from irkit.core.representation import Sparse
+from irkit.core.representation import Dense, Sparse
 from irkit.encoder import AnyEncoder, Encoder
 from irkit.encoder.adapter import TransformersEncoder
 from irkit.encoder.family import MaskedLM
 from irkit.errors import BadValueError, ConfigError, CorruptError
 from irkit.heads import masked_lm_parts
-from irkit.heads.head import Head, Side
+from irkit.heads.head import Side
 from irkit.heads.layer_modules import Module, OpenedModel
 from irkit.heads.masked_lm_parts import (
-    ACTIVATIONS,
     HeadParts,
     SavedHead,
     describe,
+    describe_layers,
     layers_of,
     transform_layers,
 )
+from irkit.heads.onnx_graph import Graph, add_layers
 from irkit.heads.term_head import SparseConfig, TermHead, read_limits
 from irkit.tokenizer import Tokenizer
 
@@ -253,14 +254,8 @@ class SparseHead(TermHead):
         saved = SavedHead(pooling=config.pooling, activation=config.activation, own_weights=not is_whole)
         if is_whole:
             return [("irkit.SparseHead", saved.model_dump(), {})]
-        inner = [repr(layer) for layer in self.layers]
-        hidden_activations = (name for name, layer in ACTIVATIONS.items() if repr(layer) in inner)
-        settings = saved.model_dump() | {
-            "hidden_activation": next(hidden_activations, None),
-            "norm_eps": next((layer.eps for layer in self.layers if isinstance(layer, nn.LayerNorm)), 0.0),
-            "vocabulary": self.vocabulary,
-        }
-        return [("irkit.SparseHead", settings, self.state_dict())]
+        own = {**describe_layers(self.layers), "vocabulary": self.vocabulary}
+        return [("irkit.SparseHead", saved.model_dump() | own, self.state_dict())]
 
     def save_encoder(self, encoder: AnyEncoder, folder: Path) -> None:
         """Write the encoder.
@@ -339,6 +334,12 @@ class SparseHead(TermHead):
     if TYPE_CHECKING:  # nn.Module's own says Any
         __call__ = forward
 
+    def for_training(
+        self, hidden: Ragged, tokens: Ragged, prompt_length: int = 0, side: Side = "document"
+    ) -> Dense:
+        """Return the weights of all terms, ``(n, dim)``, with zeros in place of those that are not kept."""
+        return Dense(self.pruned(hidden, side))
+
     def dense(self, hidden: Ragged) -> Tensor:
         """Return the weights of all terms, before any are dropped: ``(n, dim)`` float32.
 
@@ -368,20 +369,20 @@ class SparseHead(TermHead):
             return values.float(), hidden.offsets, weight.float(), None if bias is None else bias.float()
         return values.to(weight.dtype), hidden.offsets, weight, bias
 
+    def to_onnx(self, graph: Graph, hidden: str, ids: str, mask: str) -> str:
+        """Add the head to an ONNX graph; return the name of the weights of all terms ``(batch, dim)``."""
+        logits = graph.linear(add_layers(graph, self.layers, hidden), self.weight, self.bias)
+        weights = graph("Relu", logits)
+        for _ in range(self.config.activation.count("log1p")):
+            weights = graph("Log", graph("Add", weights, graph.floats(1)))
+        weights = graph("Mul", weights, graph("Unsqueeze", graph("Cast", mask, to=1), graph.ints(2)))
+        if self.config.pooling == "sum":
+            return str(graph("ReduceSum", weights, graph.ints(1), keepdims=0))
+        return str(graph("ReduceMax", weights, axes=[1], keepdims=0))
+
     def extra_repr(self) -> str:
         """Return what a printed head says beside its layers."""
         if self.vocabulary is None:
             return repr(self.config)
         terms = hashlib.blake2b("\n".join(self.vocabulary).encode("utf-8", "replace"), digest_size=8)
         return f"{self.config!r}, {self.dim} terms {terms.hexdigest()}"
-
-
-def as_sparse_head(head: Head, operation: str) -> SparseHead:
-    """Return ``head`` itself, typed as a `SparseHead`.
-
-    Raises:
-        BadValueError: The head is of another class. The message begins with ``operation``.
-    """
-    if not isinstance(head, SparseHead):
-        raise BadValueError(f"{operation}: the model makes {head.kind} vectors, expected a sparse one")
-    return head

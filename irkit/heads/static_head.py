@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from irkit.config import read_json
 from irkit.core.ragged import Ragged
 from irkit.core.representation import Sparse
+from irkit.encoder import AnyEncoder
 from irkit.errors import BadValueError, ConfigError, CorruptError
 from irkit.heads.head import Side
-from irkit.heads.layer_modules import write_json
+from irkit.heads.layer_modules import Module, write_json
 from irkit.heads.term_head import SparseConfig, TermHead, read_limits
 from irkit.tokenizer import Tokenizer, read_optional
 from irkit.utils.weights import read_weights, write_weights
@@ -109,13 +110,14 @@ class StaticHead(TermHead):
                 )
         return cls(weight.float(), None, config, frozen=frozen)
 
-    def save(self, folder: Path, tokenizer: Tokenizer) -> None:
-        """Write the folder of a SparseStaticEmbedding, ``tokenizer`` included."""
-        tokenizer.save(folder)
+    def save_encoder(self, encoder: AnyEncoder, folder: Path) -> None:
+        """Write the head as a SparseStaticEmbedding, which stands for an encoder and a head."""
         write_json(folder / "config.json", {"frozen": self.frozen})
         write_weights(folder, {"weight": self.weight})
-        if self.lengths:
-            write_json(folder / "sentence_bert_config.json", self.transformer_settings())
+
+    def to_modules(self, encoder: AnyEncoder) -> list[Module]:
+        """Return no modules: `save_encoder` writes the head."""
+        return []
 
     def match_width(self, dim: int) -> None:
         """Set ``dim``, unless a token with a higher id has a weight."""

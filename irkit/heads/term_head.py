@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, get_args
 
 from pydantic import PositiveInt
 
@@ -75,6 +75,11 @@ class TermHead(Head):
             stacklevel=5,  # whoever called save_pretrained
         )
         return dict(zip(_LIMITS, limits, strict=True))
+
+    def onnx_settings(self) -> dict[str, Any]:
+        """Return the number of weights to keep on each side; the graph gives the weights of all terms."""
+        sides: tuple[Side, ...] = get_args(Side)
+        return {"max_active_dims": {side: self.config.max_active_dims(side) for side in sides}}
 
     def limited(self, max_active_dims: int) -> Self:
         """Return a copy that keeps the ``max_active_dims`` largest weights per text, on either side.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,6 +14,7 @@ from irkit.core.ragged import Ragged, to_device
 from irkit.core.representation import Sparse
 from irkit.encoder import AnyEncoder
 from irkit.heads.head import Head, Side
+from irkit.heads.onnx_graph import Graph, add_layers
 from irkit.heads.projection import Projection
 from irkit.heads.term_head import SparseConfig, TermHead
 from irkit.tokenizer import Tokenizer
@@ -111,6 +113,21 @@ class TokenWeightHead(TermHead):
 
     if TYPE_CHECKING:  # nn.Module's own says Any
         __call__ = forward
+
+    def to_onnx(self, graph: Graph, hidden: str, ids: str, mask: str) -> str:
+        """Add the head to an ONNX graph; return the name of the weights of all tokens ``(batch, dim)``."""
+        weights = graph("Squeeze", graph("Relu", add_layers(graph, self.layers, hidden)), graph.ints(2))
+        counted = np.ones(self.dim, np.float32)
+        counted[self.special_ids.numpy()] = 0
+        seen = graph("Mul", graph("Cast", mask, to=1), graph("Gather", graph.constant(counted), ids))
+        weights = graph("Mul", weights, seen)
+        # each token gets the highest weight of all equal tokens: then the order of writing does not matter
+        equal = graph("Equal", graph("Unsqueeze", ids, graph.ints(2)), graph("Unsqueeze", ids, graph.ints(1)))
+        rows = graph("Mul", graph("Cast", equal, to=1), graph("Unsqueeze", weights, graph.ints(1)))
+        highest = graph("ReduceMax", rows, axes=[2], keepdims=0)
+        sizes = graph("Concat", graph.shape(ids, 0), graph.ints(self.dim), axis=0)
+        empty = graph("Expand", graph.floats(0), sizes)
+        return str(graph("ScatterElements", empty, ids, highest, axis=1))
 
     def extra_repr(self) -> str:
         """Return what a printed head says beside its layers."""

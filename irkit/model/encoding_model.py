@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Iterable, Iterator, Sized
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import chain, islice
@@ -16,7 +16,7 @@ from irkit.arguments import brief, check_functions
 from irkit.core.representation import MultiVector, Representation, Several, Sparse, concat
 from irkit.encoder.inference_free import InferenceFreeEncoder
 from irkit.errors import BadValueError
-from irkit.heads import Head, SeveralHeads, Side
+from irkit.heads import Side
 from irkit.model.embeddings import (
     Embeddings,
     Vectors,
@@ -90,7 +90,7 @@ class EncodingModel(ModelParts):
         )
         pipeline = replace(pipeline, batch_size=options.get("batch_size"))
         if (asked := options.get("heads")) is not None:
-            pipeline = replace(pipeline, head=_chosen(self.head, asked))
+            pipeline = replace(pipeline, head=self.head.chosen(asked))
 
         # encode with a bar, if there is to be one
         rows = [texts] if isinstance(texts, str) else texts
@@ -300,7 +300,7 @@ class EncodingModel(ModelParts):
         return compare_pairs(self.similarity_name, a, b)
 
     def _check_one_head(self, operation: str) -> None:
-        if isinstance(self.head, SeveralHeads):
+        if self.head.parts:
             name = next(iter(self.heads))
             raise BadValueError(
                 f"{operation}: the model has the heads {', '.join(self.heads)}; compare what one of them "
@@ -335,14 +335,3 @@ class EncodingModel(ModelParts):
             the vocabulary without a weight (0 to 1), as in sentence-transformers.
         """
         return sparsity(as_sparse("sparsity", vectors))
-
-
-def _chosen(head: Head, names: Sequence[str]) -> SeveralHeads:
-    """Return a head of those heads that are asked for.
-
-    Raises:
-        BadValueError: The model has one head, or the head is unknown.
-    """
-    if not isinstance(head, SeveralHeads):
-        raise BadValueError(f"encode: heads {brief(names)} of a model with one head; leave heads out")
-    return head.chosen(names)

@@ -16,7 +16,7 @@ from irkit.encoder import Encoder
 from irkit.encoder.inference_free import InferenceFreeEncoder
 from irkit.errors import BadValueError
 from irkit.formats import SIMILARITIES, AnyEncoder, Parts, SideParts
-from irkit.heads import Head, SeveralHeads, Side
+from irkit.heads import Head, Side
 from irkit.heads.projection import merge_runs
 from irkit.model.embeddings import check_dim
 from irkit.model.fingerprints import document_fingerprint, query_fingerprint
@@ -114,11 +114,11 @@ class ModelParts(nn.Module):
 
         A model with one head is its only entry, under the name of its kind.
         """
-        if not isinstance(self.head, SeveralHeads):
+        if not self.head.parts:
             return {self.kind: self}
         settings: dict[str, Any] = {"prompts": self.prompts, "default_prompt_name": self.default_prompt_name}
         models = {}
-        for name, head in self.head.heads.items():
+        for name, head in self.head.parts.items():
             similarity = self.head.similarities.get(name)
             models[name] = model = type(self)(
                 self.tokenizer, self.encoder, head, similarity_name=similarity, **settings

@@ -21,7 +21,7 @@ from irkit.encoder import Encoder
 from irkit.encoder.inference_free import InferenceFreeEncoder
 from irkit.errors import BadValueError
 from irkit.formats import AnyEncoder
-from irkit.heads import Head, MultiVectorHead, Side
+from irkit.heads import Head, Side, as_multi_vector_head
 from irkit.tokenizer import Tokenizer, TokenSpan, strings
 from irkit.utils.forking import one_thread_after_fork
 
@@ -153,9 +153,8 @@ class Pipeline:
         Raises:
             BadValueError: The head does not make token vectors.
         """
-        encoder, head, side = self.encoder, self.head, self.side
-        if not isinstance(head, MultiVectorHead):
-            raise BadValueError(f"encode_with_token_spans: the model makes {head.kind}, not a vector a token")
+        encoder, side = self.encoder, self.side
+        head = as_multi_vector_head(self.head, "encode_with_token_spans")
         # the tokens of the text, and those that the head appends
         tokens, attended = head.expand(self.tokenize([text]), side)
         spans = self.tokenizer.token_spans(text, self.prompt, self.max_length)

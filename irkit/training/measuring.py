@@ -24,7 +24,7 @@ from irkit.encoder.inference_free import InferenceFreeEncoder
 from irkit.errors import BadValueError
 from irkit.evaluation.measures import Evaluation, evaluate
 from irkit.evaluation.run import Run
-from irkit.heads import MultiVectorHead
+from irkit.heads import as_multi_vector_head
 from irkit.heads.multi_vector_config import TokenPooling
 from irkit.index import AutoConfig, Hits, Store, create_index
 from irkit.index.topk import TopK
@@ -381,13 +381,9 @@ def _adjusted(model: Model, config: EvaluationConfig) -> Model:
         return model
     model = copy.deepcopy(model)
     if config.token_pooling is not None:
-        if not isinstance(model.head, MultiVectorHead):
-            raise BadValueError(
-                f"evaluation.token_pooling: {config.title} is measured with {model.kind} vectors; expected a "
-                "vector a token, or no token_pooling"
-            )
-        model.head.pool_tokens(config.token_pooling)
-        model.head.to(model.device)
+        head = as_multi_vector_head(model.head, f"evaluation.token_pooling of {config.title}")
+        head.pool_tokens(config.token_pooling)
+        head.to(model.device)
     if config.document_length is not None:
         model.set_length("document", config.document_length)
     if config.dtype == "float32":

@@ -14,7 +14,7 @@ from irkit.config import Config, as_list
 from irkit.core.ragged import Ragged
 from irkit.core.representation import Representation, Several
 from irkit.errors import BadValueError
-from irkit.heads import SeveralHeads, Side
+from irkit.heads import Side
 from irkit.model import Model
 from irkit.model.pipeline import hidden_states
 from irkit.training.example import Batch
@@ -22,7 +22,7 @@ from irkit.training.losses import Loss
 from irkit.training.model_step import ModelStep
 from irkit.training.regularizers import Regularizer
 from irkit.training.scores import Scores
-from irkit.training.train_step import TrainStep, trained_rows
+from irkit.training.train_step import TrainStep
 
 
 class HeadTraining(Config):
@@ -92,7 +92,7 @@ class SeveralStep(TrainStep):
         """
         ModelStep.__init__(self, model)
         settings = dict(heads or {})
-        known = model.heads if isinstance(model.head, SeveralHeads) else {}
+        known = model.heads if model.head.parts else {}
         named = {*settings, *(distillation.weights if distillation else ())}
         if not known or (unknown := sorted(named - known.keys())):
             problem = f"no head {', '.join(unknown)}" if known else f"a model of {model.kind} vectors alone"
@@ -137,10 +137,9 @@ class SeveralStep(TrainStep):
 
     def _encode(self, tokens: Ragged, side: Side) -> Representation:
         model, head = self.model, self.model.head
-        assert isinstance(head, SeveralHeads)
         hidden = hidden_states(model.encoder, head, tokens, None, side)
         length = model.pipeline(side).prompt_length
-        rows = {name: trained_rows(one, hidden, tokens, length, side) for name, one in head.heads.items()}
+        rows = {name: one.for_training(hidden, tokens, length, side) for name, one in head.parts.items()}
         made: Any = Several(rows)
         return cast(Representation, made)
 

@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from irkit.core.ragged import Ragged
-from irkit.core.representation import Dense, MultiVector, Representation, Sparse, concat
+from irkit.core.representation import Dense, MultiVector, Representation, concat
 from irkit.core.scoring import score, score_rows
 from irkit.errors import BadValueError
-from irkit.heads import Head, Side, SparseHead
+from irkit.heads import Side
 from irkit.model import Model
 from irkit.model.embeddings import averaged, compare, postprocess
 from irkit.model.pipeline import hidden_states
@@ -169,7 +169,7 @@ class TrainStep(ModelStep):
         part = self.model.side_model(side)
         expanded, attended = part.head.expand(tokens, side)
         hidden = hidden_states(part.encoder, part.head, expanded, attended, side)
-        return trained_rows(part.head, hidden, expanded, self.model.pipeline(side).prompt_length, side)
+        return part.head.for_training(hidden, expanded, self.model.pipeline(side).prompt_length, side)
 
     def _scores(self, joint: Joint, width: int | None) -> Scores:
         """Compare the representations, cut to ``width`` dimensions; None compares them whole."""
@@ -219,22 +219,12 @@ class TrainStep(ModelStep):
         self.parts[name] = self.parts.get(name, 0.0) + value.detach()
 
 
-def trained_rows(
-    head: Head, hidden: Ragged, tokens: Ragged, prompt_length: int, side: Side
-) -> Representation:
-    """Return what a head makes of hidden states; sparse weights are Dense, ``(n, vocabulary)``."""
-    if isinstance(head, SparseHead):
-        return Dense(head.pruned(hidden, side))
-    made = head(hidden, tokens, prompt_length, side)
-    return Dense(made.to_dense()) if isinstance(made, Sparse) else made
-
-
 def comparable(model: Model, rows: Representation, width: int | None, side: Side) -> Representation:
-    """Truncate and normalise rows of `trained_rows` like `irkit.Model.encode_representation`, in float32.
+    """Truncate and normalise rows as `irkit.Model.encode_representation` does, in float32.
 
     Args:
         model: The model that made the rows.
-        rows: Representations of texts of ``side``.
+        rows: Representations of texts of ``side``, from `irkit.heads.Head.for_training`.
         width: Number of leading dimensions to keep; None is all.
         side: Side of the texts.
     """

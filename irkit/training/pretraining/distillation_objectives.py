@@ -19,7 +19,7 @@ from irkit.core.representation import MultiVector
 from irkit.core.scoring import score
 from irkit.encoder import Encoder
 from irkit.errors import BadValueError
-from irkit.heads import MultiVectorHead, Side
+from irkit.heads import Head, Side, as_multi_vector_head
 from irkit.model import Model
 from irkit.model.pipeline import hidden_states
 from irkit.training.pretraining.pretrain_step import BaseObjective, Encoded, ObjectiveModule, Value
@@ -144,9 +144,9 @@ class _OneVector(_Distilling):
 
 class _ManyVectors(_Distilling):
     def forward(self, encoded: Encoded) -> Value:
-        batch, head, encoder = encoded.batch, encoded.model.head, encoded.model.encoder
-        teacher = self._teacher
-        assert isinstance(head, MultiVectorHead) and isinstance(teacher.head, MultiVectorHead)  # noqa: PT018
+        batch, encoder, teacher = encoded.batch, encoded.model.encoder, self._teacher
+        head = as_multi_vector_head(encoded.model.head, "distillation")
+        target = as_multi_vector_head(teacher.head, "distillation")
         # queries are the first tokens of the texts
         start = batch.tokens.positions() < min(head.max_length("query") or _QUERY, _QUERY)
         query_tokens, original = batch.tokens.where(start), batch.original.where(start)
@@ -156,8 +156,8 @@ class _ManyVectors(_Distilling):
         # targets, from which nothing was hidden
         with torch.no_grad():
             hidden = teacher.hidden(batch.original)
-            document_tokens = teacher.head.token_vectors(hidden, batch.original, "document")
-            tokens = teacher.head.token_vectors(teacher.hidden(original), original, "query")
+            document_tokens = target.token_vectors(hidden, batch.original, "document")
+            tokens = target.token_vectors(teacher.hidden(original), original, "query")
             target_queries = self._means(head, original, "query", tokens)
             target_documents = self._means(head, batch.original, "document", document_tokens)
             target_similarities = _similarities(target_queries, document_tokens)
@@ -166,22 +166,22 @@ class _ManyVectors(_Distilling):
         squares = (_similarities(queries, documents) - target_similarities).square().mean()
         return self.value(encoded, (of_queries + of_documents) / 2, squares, hidden)
 
-    def _means(self, head: MultiVectorHead, tokens: Ragged, side: Side, vectors: Ragged) -> Ragged:
+    def _means(self, student: Head, tokens: Ragged, side: Side, vectors: Ragged) -> Ragged:
         """Average the teacher's token vectors over the windows of the trained model, and normalise the means.
 
         Args:
-            head: Head of the trained model, whose windows decide.
+            student: Head of the trained model, whose windows decide.
             tokens: Token ids of the texts.
             side: ``"query"`` or ``"document"``.
             vectors: Vectors of the teacher, one per token that has a vector.
 
         Returns:
-            One vector per vector of ``head``; ``vectors`` itself if this side is not pooled.
+            One vector per vector of ``student``; ``vectors`` itself if this side is not pooled.
         """
-        if head.window == (1, 1) or not head.pools(side):
+        if student.window == (1, 1) or not student.pools(side):
             return vectors
-        teacher = self._teacher.head
-        assert isinstance(teacher, MultiVectorHead)
+        head = as_multi_vector_head(student, "distillation")
+        teacher = as_multi_vector_head(self._teacher.head, "distillation")
         whole = vectors.values.new_zeros(len(tokens.values), teacher.dim)
         whole[teacher.has_vector(tokens, side)] = vectors.values
         means = F.normalize(ragged_pool(whole, tokens.offsets, *head.window), dim=-1)

@@ -18,7 +18,7 @@ from irkit.heads import Side
 from irkit.model import Model
 from irkit.training.masking import MaskingConfig, PretrainBatch, PretrainCollator
 from irkit.training.pretraining.pretrain_step import BaseObjective, Encoded, ObjectiveModule, Value
-from irkit.training.train_step import comparable, compare_all, trained_rows
+from irkit.training.train_step import comparable, compare_all
 
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 _SIDES: tuple[Side, Side] = ("query", "document")
@@ -85,7 +85,7 @@ def _represent(encoded: Encoded, rows: slice, side: Side) -> Representation:
     """Return what the head of the model makes of some rows, as its texts of this side are compared."""
     model = encoded.model
     prompt_length = model.pipeline(side).prompt_length
-    made = trained_rows(model.head, encoded.hidden[rows], encoded.batch.tokens[rows], prompt_length, side)
+    made = model.head.for_training(encoded.hidden[rows], encoded.batch.tokens[rows], prompt_length, side)
     return comparable(model, made, None, side)
 
 

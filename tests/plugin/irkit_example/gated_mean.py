@@ -10,6 +10,7 @@ from torch import nn
 from irkit.core.ragged import Ragged
 from irkit.core.representation import Dense
 from irkit.heads import Head, Side
+from irkit.heads.onnx_graph import Graph
 
 __all__ = ["GatedMeanHead"]
 
@@ -44,3 +45,11 @@ class GatedMeanHead(Head):
         sums = values.new_zeros(len(hidden), self.dim).index_add(0, rows, values * weights)
         totals = values.new_zeros(len(hidden), 1).index_add(0, rows, weights)
         return Dense(sums / totals.clamp(min=1e-6))
+
+    def to_onnx(self, graph: Graph, hidden: str, ids: str, mask: str) -> str:
+        """Add the operations of `forward` to an ONNX graph, where rows are padded."""
+        weights = graph("Sigmoid", graph.linear(hidden, self.gate.weight, self.gate.bias))
+        weights = graph("Mul", weights, graph("Unsqueeze", graph("Cast", mask, to=1), graph.ints(2)))
+        sums = graph("ReduceSum", graph("Mul", hidden, weights), graph.ints(1), keepdims=0)
+        totals = graph("ReduceSum", weights, graph.ints(1), keepdims=0)
+        return str(graph("Div", sums, graph("Max", totals, graph.floats(1e-6))))
