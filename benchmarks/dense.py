@@ -33,7 +33,7 @@ _ROUND = 0.1  # seconds that a setting may take in a round, if five queries take
 _PROBES = (2, 4, 6, 8, 12, 16, 32, 64, 96, 128, 192, 256, 384, 512)  # lists that all engines read
 _CANDIDATES = (20, 50, 120, 300)
 _EXPANSIONS = (16, 32, 64, 128, 256, 512)
-_PLOT = Path(__file__).parents[1] / "docs" / "dense.svg"
+PLOT = Path(__file__).parents[1] / "docs" / "dense.svg"
 
 
 def contenders(documents: int, dim: int) -> dict[str, Contender]:
@@ -85,7 +85,7 @@ def main(sizes: Sequence[int] = (), only: Sequence[str] = ()) -> None:
             write_results("dense_curves", rows)
             write_results("dense_speed", _from(rows, speeds(rows)))
             write_results("dense", [*_from(rows, bars(rows, builds)), *builds])
-            _PLOT.write_text(draw_curves(rows, list(dict.fromkeys(row["collection"] for row in rows)), 0.9))
+            PLOT.write_text(draw_curves(rows, list(dict.fromkeys(row["collection"] for row in rows)), 0.9))
 
 
 def _others(names: Sequence[str]) -> tuple[list[Row], list[Row]]:

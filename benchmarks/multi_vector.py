@@ -33,7 +33,7 @@ _QUERIES = 100
 _PRECISE = ("irkit plaid", "TACHIOM")  # of all queries, as 100 leave the third digit of a recall to chance
 # recall that proves them right; of passages that are there twice, rounding decides which comes first
 EXACT = {"exact float32": 0.99, "exact bfloat16": 0.9, "irkit flat": 0.99}
-_PLOT = Path(__file__).parents[1] / "docs" / "multi_vector.svg"
+PLOT = Path(__file__).parents[1] / "docs" / "multi_vector.svg"
 
 
 def contenders() -> dict[str, Contender]:
@@ -85,7 +85,7 @@ def main() -> None:
             write_results("multi_vector_curves", rows)
             write_results("multi_vector_speed", speeds(rows))
             write_results("multi_vector", [*bars(rows, builds), *builds])
-            _PLOT.write_text(draw_curves(rows, COLLECTIONS[: COLLECTIONS.index(name) + 1]))
+            PLOT.write_text(draw_curves(rows, COLLECTIONS[: COLLECTIONS.index(name) + 1]))
 
 
 def prepared(name: str, work: Path) -> Path:

@@ -33,7 +33,7 @@ _POSTINGS = {"generated 1M": 1000, "generated 200k": 300}  # of Seismic, for eac
 _CUTS, _FACTORS = (3, 4, 5, 6, 7, 8, 10, 12, 16), (0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.5)
 _EFFORTS = tuple(round(0.02 * 1.15**step, 3) for step in range(28))  # up to 0.87
 _EXACT = {"numpy scan": 0.999, "numba scan": 0.999, "irkit exact": 0.999, "irkit BM25": 0.999, "bm25s": 0.999}
-_PLOT = Path(__file__).parents[1] / "docs" / "sparse.svg"
+PLOT = Path(__file__).parents[1] / "docs" / "sparse.svg"
 
 
 def contenders(name: str) -> dict[str, Contender]:
@@ -82,7 +82,7 @@ def main() -> None:
             write_results("sparse", [*bars(rows, builds), *builds])
             if drawn:
                 dots = [row for row in curves if "how" not in row["settings"]]
-                _PLOT.write_text(draw_curves(dots, drawn, 0.9))
+                PLOT.write_text(draw_curves(dots, drawn, 0.9))
 
 
 def prepared(name: str, work: Path) -> Path:

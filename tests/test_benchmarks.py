@@ -587,7 +587,7 @@ def test_dense_measures_a_collection_and_keeps_the_rows_of_others(tmp_path: Path
     from benchmarks import dense, harness
 
     monkeypatch.setattr(harness, "RESULTS", tmp_path)
-    monkeypatch.setattr(dense, "_PLOT", tmp_path / "plot.svg")
+    monkeypatch.setattr(dense, "PLOT", tmp_path / "plot.svg")
     monkeypatch.delenv("IRKIT_PEERS", raising=False)
     monkeypatch.setattr(dense, "prepared", lambda name, work: Path(name))
     for time, only in enumerate(((), ("passages",))):

@@ -19,6 +19,7 @@ from irkit.exporting.contents import Contents
 from irkit.exporting.marks import marks
 from irkit.exporting.to_opensearch import index_body
 from irkit.exporting.to_vespa import put, schema
+from irkit.index import Limits, use_limits
 
 KINDS = ("dense", "multi_vector", "sparse", "bm25")
 
@@ -113,14 +114,15 @@ def test_opensearch_and_elasticsearch(retriever: Retriever, tmp_path: Path) -> N
     )
 
 
-def test_bulk_files_are_cut(retriever: Retriever, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("irkit.exporting.to_opensearch._BYTES", 1500)
-    export(retriever, "opensearch", tmp_path / "cut")
+def test_bulk_files_are_cut(retriever: Retriever, tmp_path: Path) -> None:
+    with use_limits(Limits(bulk_bytes=1500)):
+        export(retriever, "opensearch", tmp_path / "cut")
+        export(retriever, "opensearch", tmp_path / "cut again")
     parts = [path.read_bytes() for path in sorted((tmp_path / "cut").glob("bulk-*.ndjson"))]
     assert len(parts) > 2
     assert all(len(part) <= 1500 and part.count(b"\n") % 2 == 0 for part in parts)
-    export(retriever, "opensearch", tmp_path / "cut again")
-    monkeypatch.undo()
+    again = [path.read_bytes() for path in sorted((tmp_path / "cut again").glob("bulk-*.ndjson"))]
+    assert again == parts
     export(retriever, "opensearch", tmp_path / "whole")
     assert b"".join(parts) == (tmp_path / "whole" / "bulk-00000.ndjson").read_bytes()
 

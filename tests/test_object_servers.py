@@ -24,7 +24,6 @@ import pytest
 from irkit import Retriever
 from irkit.data import read_documents
 from irkit.errors import StorageError
-from irkit.index import object_store
 
 pytestmark = [
     pytest.mark.slow,
@@ -94,9 +93,9 @@ def serve() -> Iterator[Callable[[Any], http.server.ThreadingHTTPServer]]:
 
 
 @pytest.fixture(autouse=True)
-def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_limits: Callable[..., None]) -> None:
     monkeypatch.setenv("IRKIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(object_store, "_PAUSE", 0)
+    small_limits(upload_pause=0)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from fsspec.registry import known_implementations
 from irkit import Retriever
 from irkit.data import read_documents, read_qrels, read_queries
 from irkit.errors import BadValueError, CorruptError, LockedError, MissingDependencyError, StorageError
-from irkit.index import compact, object_store
+from irkit.index import Limits, compact, use_limits
 from irkit.index.object_store import MARKER, download_index, upload_index
 from irkit.shards import reshard
 
@@ -75,8 +75,8 @@ class _Cut:
 def _stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     fsspec.register_implementation("faulty", Faulty, clobber=True)
     monkeypatch.setenv("IRKIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(object_store, "_PAUSE", 0)
-    yield
+    with use_limits(Limits(upload_pause=0)):
+        yield
     for kind in (MemoryFileSystem, Faulty):
         kind.store.clear()
         kind.pseudo_dirs[:] = [""]
@@ -203,9 +203,9 @@ def test_an_index_is_built_and_searched_in_a_store(kind: str, shards: int | None
 
 
 def test_a_fault_in_an_upload_leaves_the_index_that_was_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, small_limits: Callable[..., None]
 ) -> None:
-    monkeypatch.setattr(object_store, "_TRIES", 1)
+    small_limits(upload_tries=1)
     uri = "faulty://bucket/notes"
     old = Retriever.build("bm25", TEXTS, tmp_path / "old")
     new = Retriever.build("bm25", {"x": "only one"}, tmp_path / "new")

@@ -182,6 +182,45 @@ def test_imports_are_light(code: str) -> None:
     assert result.stdout.strip() == "[]"
 
 
+def find_private_names(package: Path) -> set[str]:
+    """Return the names with one leading underscore that the code of a package defines or sets."""
+    names: set[str] = set()
+    for file in package.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                names.add(node.name)
+            elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+                names.add(node.id if isinstance(node, ast.Name) else node.attr)
+    return {name for name in names if re.match("_[^_]", name)}
+
+
+def find_replaced(code: str) -> list[str]:
+    """List the attributes that the code of a test replaces, by assignment, `setattr` or a patch."""
+    replaced = list[str]()
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
+            if not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")):
+                replaced.append(node.attr)
+        elif isinstance(node, ast.Call):
+            caller = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            if caller in ("setattr", "delattr", "object", "patch"):
+                words = [part.value for part in node.args[:2] if isinstance(part, ast.Constant)]
+                replaced += [word.rpartition(".")[2] for word in words if isinstance(word, str)]
+    return replaced
+
+
+def test_tests_replace_nothing_private() -> None:
+    """Tests reach every method by settings such as `irkit.index.Limits`, and faults by public names."""
+    private = set[str]().union(*(find_private_names(ROOT / part) for part in ("irkit", "benchmarks")))
+    assert len(private) > 500
+    tests = [*(ROOT / "tests").rglob("*.py"), *KERNELS.rglob("test_*.py")]
+    tests = [file for file in tests if not file.name.startswith("test_serve")]  # which still do
+    found = {file.name: sorted(private.intersection(find_replaced(file.read_text()))) for file in tests}
+    assert {file: names for file, names in found.items() if names} == {}
+    planted = "store._map = {}; monkeypatch.setattr(store, '_open', 1); patch('irkit.index.store._lock', 2)"
+    assert find_replaced(planted) == ["_map", "_open", "_lock"]
+
+
 def test_the_wheel_holds_all_files_of_irkit_and_no_tests_of_kernels() -> None:
     wheel = pytest.importorskip("hatchling.builders.wheel").WheelBuilder(str(ROOT))
     packed = {file.distribution_path for file in wheel.recurse_included_files()}

@@ -10,7 +10,7 @@ import random
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,11 @@ import pytest
 from irkit import Hybrid, Retriever
 from irkit.encoder_free import BM25, RM3
 from irkit.errors import BadTypeError, BadValueError, LockedError, StorageError
-from irkit.index import Limits, Store, compact, use_limits
+from irkit.index import Limits, compact, use_limits
 from irkit.retrieval.searching import Hit
 from irkit.shards import open_store, reshard
 from irkit.shards.placement import shard_of
+from irkit.utils.atomic import sync_all
 
 DIM = 8
 WORDS = [f"word{number}" for number in range(40)]
@@ -322,15 +323,15 @@ def die_at(commit: int, work: Callable[[], object]) -> None:
     """Run ``work`` in a child that ends, as by SIGKILL, before the given commit of a store."""
     child = os.fork()
     if not child:
-        count, commit_really = itertools.count(), Store._commit
+        count = itertools.count()
 
-        def counted(store: Store, state: Any) -> None:
-            if state.serialise() != state.saved and next(count) == commit:
+        def counted(paths: Collection[Path]) -> None:  # the last step before the manifest gets its name
+            if next(count) == commit:
                 os._exit(9)
-            commit_really(store, state)
+            sync_all(paths)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Store, "_commit", counted)
+            patch.setattr("irkit.index.store.sync_all", counted)
             try:
                 work()
             finally:

@@ -242,13 +242,16 @@ def test_a_step_waits_for_a_gpu_once(
     tmp_path: Path,
     norm: float,
     record_dispatch: Any,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """For its losses and the norm of its gradient, before the weights change."""
+
+    class OnDevice(Trainer):
+        def _prepare_inputs(self, inputs: Any) -> Any:
+            return inputs.to(record_dispatch.device)
+
     args = arguments(tmp_path / "out", max_grad_norm=norm, gradient_accumulation_steps=2)
-    trainer = Trainer(model, args, open_data(files), [KLDivergence(), InfoNCE()])
+    trainer = OnDevice(model, args, open_data(files), [KLDivergence(), InfoNCE()])
     batches = list(itertools.islice(trainer.get_train_dataloader(), 2))
-    monkeypatch.setattr(trainer, "_prepare_inputs", lambda batch: batch.to(record_dispatch.device))
     trainer.step.to(record_dispatch.device)
     trainer.create_optimizer_and_scheduler(4)
     trainer.current_gradient_accumulation_steps = 2

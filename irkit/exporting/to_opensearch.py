@@ -17,8 +17,8 @@ from irkit.exporting.contents import Contents, Exported
 from irkit.exporting.marks import MARKS, marks
 from irkit.exporting.target import Target
 from irkit.exporting.to_json_lines import named
+from irkit.index.limits import current_limits
 
-_BYTES = 32 << 20  # of a bulk file; servers take up to 100 MB
 _KEYWORD = {"type": "keyword", "ignore_above": 8191}  # 32,766 bytes is the longest term of Lucene
 _METADATA = {"number": {"type": "double"}, "string": _KEYWORD, "boolean": {"type": "boolean"}}
 
@@ -89,13 +89,13 @@ def source(contents: Contents, item: Exported) -> dict[str, Any]:
 def _write(contents: Contents, path: Path, elastic: bool) -> None:
     path.mkdir()
     (path / "index.json").write_text(json.dumps(index_body(contents, elastic), indent=2))
-    stream, number = (path / "bulk-00000.ndjson").open("wb"), 0
+    stream, number, most = (path / "bulk-00000.ndjson").open("wb"), 0, current_limits().bulk_bytes
     try:
         for item in contents:
             lines = [{"index": {"_id": item.document.id}}, source(contents, item)]
             text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
             content = text.encode("utf-8", "surrogatepass")
-            if stream.tell() and stream.tell() + len(content) > _BYTES:
+            if stream.tell() and stream.tell() + len(content) > most:
                 stream.close()
                 number += 1
                 stream = (path / f"bulk-{number:05}.ndjson").open("wb")

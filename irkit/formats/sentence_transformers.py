@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 from irkit.config import read_json
+from irkit.encoder import AnyEncoder
 from irkit.encoder.inference_free import InferenceFreeEncoder
 from irkit.encoder.static_encoder import StaticEncoder
 from irkit.errors import BadValueError, ConfigError, CorruptError, StorageError
@@ -159,7 +160,7 @@ def _write_side(parts: SideParts, folder: Path, prefix: str = "") -> list[tuple[
     if is_static:
         write_static_side(parts, first)
     else:
-        head.save_encoder(encoder, first)
+        head.save_encoder(cast(AnyEncoder, encoder), first)  # a static head stands for an encoder, too
         tokenizer.save(first)
     settings: dict[str, Any] = {}
     if not isinstance(encoder, InferenceFreeEncoder):

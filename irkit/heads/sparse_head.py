@@ -254,8 +254,8 @@ class SparseHead(TermHead):
         saved = SavedHead(pooling=config.pooling, activation=config.activation, own_weights=not is_whole)
         if is_whole:
             return [("irkit.SparseHead", saved.model_dump(), {})]
-        own = {**describe_layers(self.layers), "vocabulary": self.vocabulary}
-        return [("irkit.SparseHead", saved.model_dump() | own, self.state_dict())]
+        settings = saved.model_dump() | describe_layers(self.layers) | {"vocabulary": self.vocabulary}
+        return [("irkit.SparseHead", settings, self.state_dict())]
 
     def save_encoder(self, encoder: AnyEncoder, folder: Path) -> None:
         """Write the encoder.

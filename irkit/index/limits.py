@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 class Limits:
     """Sizes that decide how an index works, never what it finds beyond what its configuration allows.
 
-    `Store.open` and `Store.build` take one, and everything in the store follows it. The defaults are right
-    for use; smaller ones let a test reach every method with little data.
+    `Store.open` and `Store.build` take one, and everything in the store follows it. Copies of an index, in
+    object stores and for other engines, follow `current_limits`. The defaults are right for use; smaller
+    ones let a test reach every method with little data.
 
     Attributes:
         verify_bytes: Bytes of an index up to which opening it compares checksums unless told otherwise.
@@ -59,6 +60,10 @@ class Limits:
         plaid_candidates: Documents whose means are scored, at least.
         plaid_visited: Centroids that a query visits, at least.
         plaid_margin: Documents scored exactly beyond those that are to be returned.
+        upload_tries: Attempts at a file in an object store, and at a download of an index that is replaced
+            meanwhile.
+        upload_pause: Seconds before the second attempt; twice as many before each further one.
+        bulk_bytes: Bytes of a bulk file for OpenSearch or Elasticsearch, whose servers take up to 100 MB.
         narrow: Numbers up to which terms, centroids and documents are stored in two bytes each.
     """
 
@@ -98,6 +103,9 @@ class Limits:
     plaid_candidates: int = 256
     plaid_visited: int = 32
     plaid_margin: int = 4
+    upload_tries: int = 4
+    upload_pause: float = 0.5
+    bulk_bytes: int = 32 << 20
     narrow: int = 1 << 16
 
 

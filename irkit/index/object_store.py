@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 from irkit.errors import CorruptError, StorageError, reraise_as
 from irkit.index.array_files import DATA_FILE, SHARD
 from irkit.index.directory import COPY, MANIFEST, RECIPE, lock_index
+from irkit.index.limits import current_limits
 from irkit.index.store import Store
 from irkit.utils.atomic import explained, make_folder
 from irkit.utils.cache import cache_folder
@@ -38,8 +39,6 @@ from irkit.utils.uris import open_store_of, open_uri
 
 MARKER = "irkit.uploaded.json"
 _BLOCK = 1 << 23  # bytes
-_TRIES = 4  # of a file, and of a download of an index that is replaced meanwhile
-_PAUSE = 0.5  # seconds before the second one; twice as many before each further one
 _BUCKETS = {"s3", "gs", "abfs"}  # stores without folders, whose buckets a wrong name must not make
 _FOLDER = re.compile(r"v-[0-9a-f]{16}")
 _ADVICE = "check the address, the connection and the right to write"
@@ -118,7 +117,8 @@ def read_marker(uri: str) -> Uploaded | None:
             return None
 
     problem: Exception | None = None
-    for attempt in range(_TRIES):  # a store without atomic writes may be writing it
+    limits = current_limits()
+    for attempt in range(limits.upload_tries):  # a store without atomic writes may be writing it
         data = _with_retries(f"opening {uri}", read)
         if data is None:
             return None
@@ -133,7 +133,7 @@ def read_marker(uri: str) -> Uploaded | None:
             return Uploaded(about["folder"], files)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             problem = error
-            time.sleep(_PAUSE * attempt)
+            time.sleep(limits.upload_pause * attempt)
     raise CorruptError(f"opening {uri}: {MARKER} is damaged ({problem}); upload the index again")
 
 
@@ -145,7 +145,8 @@ def download_index(uri: str) -> Path:
         CorruptError: A file was altered in the store.
     """
     problem: Exception | None = None
-    for _ in range(_TRIES):
+    tries = current_limits().upload_tries
+    for _ in range(tries):
         found = read_marker(uri)
         if found is None:
             raise StorageError(
@@ -161,7 +162,7 @@ def download_index(uri: str) -> Path:
             if read_marker(uri) == found:  # it was not replaced meanwhile
                 raise
     raise StorageError(
-        f"opening {uri}: the index was replaced during each of {_TRIES} downloads; try again"
+        f"opening {uri}: the index was replaced during each of {tries} downloads; try again"
     ) from problem
 
 
@@ -288,14 +289,15 @@ def _with_retries(operation: str, work: Callable[[], Any]) -> Any:
     Raises:
         StorageError: The last attempt failed.
     """
-    for attempt in range(_TRIES):
+    limits = current_limits()
+    for attempt in range(limits.upload_tries):
         try:
             with reraise_as(StorageError, operation, _ADVICE):
                 return work()
         except StorageError:
-            if attempt + 1 == _TRIES:
+            if attempt + 1 == limits.upload_tries:
                 raise
-            time.sleep(_PAUSE * 2**attempt)
+            time.sleep(limits.upload_pause * 2**attempt)
     raise AssertionError("unreachable")
 
 

@@ -30,10 +30,15 @@ def tuned(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, Callable[[
     def run(name: str, *calls: Callable[[Any], Any]) -> list[int]:
         module = import_module(f"irkit_kernels.{name}.triton_kernel")
         kernel, measured, counts = getattr(module, KERNELS[name]), [], []
+
+        def benchmark(kernel_call: Callable[[], object], quantiles: object) -> list[float]:
+            measured.append(kernel_call)
+            return [1.0] * 3
+
         with monkeypatch.context() as patch:
             patch.setattr(kernel, "cache", {})
             patch.setattr(kernel, "cache_results", False)
-            patch.setattr(kernel, "_bench", lambda *_, config, **__: measured.append(config) or [1.0] * 3)
+            patch.setitem(vars(kernel), "do_bench", benchmark)
             patch.setattr(kernel.fn, "run", lambda *_, **__: None)
             for call in calls:
                 before = len(measured)
@@ -127,13 +132,14 @@ def test_measurements_outlast_the_process(monkeypatch, tmp_path):
     device = SimpleNamespace(get_current_target=lambda: GPUTarget("cuda", 90, 32))
     monkeypatch.setattr(autotuner, "driver", SimpleNamespace(active=device))
     monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path))
-    monkeypatch.setattr(score, "_bench", lambda *_, config, **__: measured.append(config) or [len(measured)])
+    benchmark = lambda call, quantiles: measured.append(call) or [len(measured)]  # noqa: E731
+    monkeypatch.setitem(vars(score), "do_bench", benchmark)
     monkeypatch.setattr(score.fn, "run", lambda *_, **__: None)
     texts = Tokens(torch.zeros(32, 128), ends(32))
     for _ in range(2):  # the second time as in a new process
         monkeypatch.setattr(score, "cache", {})
         forward(texts, texts, None, False)
-    assert measured == score.configs
+    assert len(measured) == len(score.configs)  # the second time takes the numbers of the first
     (file,) = tmp_path.rglob("*.autotune.json")
     assert len(json.loads(file.read_text())["configs_timings"]) == len(score.configs)
     assert next(iter(score.cache.values())).all_kwargs() == score.configs[0].all_kwargs()
