@@ -109,6 +109,10 @@ class Stream(Generic[T]):
         block: How many neighbours are shuffled with each other.
     """
 
+    # Why not a stream of the library datasets: the state of one does not include its shuffle buffer. After a
+    # resume the buffer is filled anew, so rows are left out and come in another order. Here the order follows
+    # from the number of the block, which needs no state.
+
     def __init__(
         self, name: str, read: Callable[[], Iterator[T]], once: bool = False, block: int = 10_000
     ) -> None:
@@ -189,6 +193,9 @@ class Lines:
     Raises:
         BadValueError: A line is malformed; the message names file and line.
     """
+
+    # Why not a table of the library datasets: it writes a copy of the whole file, and reads no lines that are
+    # lists. Here a line is found by 8 bytes, and its row is parsed when it is drawn.
 
     def __init__(self, config: DataConfig) -> None:
         self._config, name = config, config.source
