@@ -75,6 +75,7 @@ def _model(directory: Path) -> dict[str, Any]:
     model = Model.from_pretrained(directory, device="cpu")
     head = model.head
     config = None if isinstance(model.encoder, InferenceFreeEncoder) else head.config
+    # layers that pool, and settings of the head: its pooled sides only if layers pool
     schedule = model.encoder.config.schedule if isinstance(model.encoder, Encoder) else ()
     pooling = {
         f"layer_{number}": f"kernel {layer.kernel}, stride {layer.stride}, {layer.location}"
@@ -82,6 +83,7 @@ def _model(directory: Path) -> dict[str, Any]:
         if layer
     }
     hidden = set() if pooling else {"pooled_sides"}
+    # facts in the order in which they are printed
     return {
         "model": str(directory),
         "kind": model.kind,

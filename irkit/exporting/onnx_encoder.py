@@ -165,6 +165,7 @@ def _attend(
     graph: Graph, layer: Any, config: EncoderConfig, settings: LayerConfig, x: str, shared: _Shared
 ) -> str:
     width, heads = settings.head_width, settings.num_heads
+    # query, key and value: (batch, heads, length, width)
     x = add_norm(graph, layer.attention_norm, x) if config.norm_location in ("pre", "both") else x
     joined = graph.linear(x, layer.qkv.weight, layer.qkv.bias)
     parts = graph("Split", joined, graph.ints(*layer.widths), axis=-1, outputs=3)
@@ -174,6 +175,7 @@ def _attend(
     if config.head_norm:
         q, k = add_norm(graph, layer.query_norm, q), add_norm(graph, layer.key_norm, k)
     q, k, v = (graph("Transpose", part, perm=[0, 2, 1, 3]) for part in (q, k, v))
+    # rotary positions, and keys and values for each head of queries
     if settings.rotary_base is not None:
         table = settings.rotary_base, width, settings.rotary_scaling
         if table not in shared.tables:
@@ -189,6 +191,7 @@ def _attend(
             )
             for part in (k, v)
         )  # fmt: skip
+    # scores, masked, to weights; then the mean of the values
     scale = width**-0.5 if config.attention_scale is None else config.attention_scale
     scores = graph("MatMul", graph("Mul", q, graph.floats(scale)), graph("Transpose", k, perm=[0, 1, 3, 2]))
     if shared.positions is not None:

@@ -218,6 +218,7 @@ class Store(StoreReader):
             LockedError: Another process, or another thread, is writing.
             StorageError: The changes could not be written.
         """
+        # an update inside another one only notes that it failed
         own = self._own
         if own.updating:
             try:
@@ -226,6 +227,7 @@ class Store(StoreReader):
                 own.failed = True
                 raise
             return
+        # one thread of one process writes, beginning with the newest state
         if not self._changing.acquire(blocking=False):
             raise directory.busy(self.path)
         before, changing = own.state, self._changing  # a fork replaces self._changing
@@ -235,6 +237,7 @@ class Store(StoreReader):
                     self.refresh()
                     self._clean()
                 own.state, own.updating, own.failed = self.committed.copy(), True, False
+                # the change, and its commit; after an exception, back to what is on the disk
                 try:
                     yield self
                     if not own.updating:

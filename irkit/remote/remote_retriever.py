@@ -181,6 +181,7 @@ class RemoteRetriever(OtherRetriever):
             options: See `irkit.retrieval.reranking.RerankOptions`; ``interaction`` is refused, because
                 the engine scores.
         """
+        # check the options
         is_run = isinstance(candidates, Run)
         known = RerankRunOptions if is_run else RerankOptions
         selection = parse_selection("reranking", sys.maxsize if k is None else k, options, known)
@@ -188,6 +189,7 @@ class RemoteRetriever(OtherRetriever):
             raise BadValueError(f"reranking: {self.name} scores by itself; leave the interaction out")
         self._check_group(selection, "reranking")
         teacher, progress = options.get("teacher"), options.get("progress")
+        # a run: one ranking per query of the run
         if is_run:
             by_id = {query.id: query for query in parse_queries(queries)}
             missing = [name for name in candidates.query_ids if name not in by_id]
@@ -203,6 +205,7 @@ class RemoteRetriever(OtherRetriever):
                 if progress is not None:
                     progress(1)
             return Run(rankings)
+        # lists of candidates: hits per query
         contents, single = self._parse(queries, "reranking")
         lists = [_ids(line) for line in ([candidates] if single else candidates)]
         if len(lists) != len(contents):

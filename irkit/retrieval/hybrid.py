@@ -147,6 +147,7 @@ class Hybrid(Searcher):
         if isinstance(filter, Iterator):  # every retriever reads it
             filter = list(filter)
 
+        # how documents are grouped, and how deep the first searches go
         def read(ids: list[str]) -> list[Document]:
             by_id = self._documents(set(ids))
             return [by_id[name] for name in ids]
@@ -155,6 +156,7 @@ class Hybrid(Searcher):
         chosen: dict[str, tuple[str, list[str], Array]] = {}
         most = max(1, *map(len, self.retrievers))
         left, depth = queries, min(max(selection.stop, self.depth), most)
+        # search, fuse and choose; go deeper for queries whose groups leave too few hits
         while left:
             runs = [retriever.run(left, depth, filter) for retriever in self.retrievers]
             fused = self._fuse(runs, depth * len(runs))
@@ -170,6 +172,7 @@ class Hybrid(Searcher):
                 positions = positions[selection.offset :]
                 chosen[query.id] = query.id, [ids[position] for position in positions], scores[positions]
             left, depth = few, min(DEEPER * depth, most)
+        # a key that no document has is an error
         if groups is not None and groups.found_none:
             own = [item.documents for item in self.retrievers if isinstance(item, Retriever)]
             if len(own) == len(self.retrievers):

@@ -37,6 +37,7 @@ def deploy(arguments: Mapping[str, Any]) -> Any:
         >>> serve.run(deploy({"paths": ["words-index"], "engine": "ray"}))  # doctest: +SKIP
     """
     serve: Any = require("ray.serve", "ray", "Ray Serve")
+    # check the arguments, which may be words of a command line
     unknown = sorted(set(arguments) - {*_KEYS, "replicas"})
     if unknown:
         raise BadTypeError(
@@ -56,6 +57,7 @@ def deploy(arguments: Mapping[str, Any]) -> Any:
         paths=paths, keys=read_keys(None), limits=ServeLimits(**arguments.get("limits", {})), **given
     )
 
+    # the application, made in each replica
     def make() -> Any:
         from irkit.serve.server import make_app, set_up_logs
 

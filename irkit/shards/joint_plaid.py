@@ -133,6 +133,7 @@ def search_jointly(index: Any, queries: Representation, k: int, masks: Sequence[
     """
     if not isinstance(index.parts[0], Plaid):
         return None
+    # what each shard adds: its compressed rows, and which of them are live
     shares: list[Share] = []
     for number, (part, mask) in enumerate(zip(index.parts, masks, strict=True)):
         if part.covered:
@@ -146,6 +147,7 @@ def search_jointly(index: Any, queries: Representation, k: int, masks: Sequence[
     k = min(k, sum(np.count_nonzero(part.live if mask is None else part.live & mask) for part, mask in pairs))
     if not shares or not k:
         return None
+    # one search over all of them, with the budget of one index
     together = CpuSearch(JointArrays(shares, placement(index.store)), search.packed)
     allowed = [share.arrays.filled & share.live for share in shares]
     budget = _budget(index, k, shares, allowed)

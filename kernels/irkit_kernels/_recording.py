@@ -283,6 +283,7 @@ def _calling_line() -> str:
 def _cuda(record: Record, pinned: _Pinned) -> Iterator[None]:
     """Replace the parts of `torch.cuda` that calls use; everything in a stream is done at once."""
 
+    # events and streams that have nothing to wait for
     class Event:
         def __init__(self, **_: Any) -> None: ...
 
@@ -309,6 +310,7 @@ def _cuda(record: Record, pinned: _Pinned) -> Iterator[None]:
     def nothing(*_: Any, **__: Any) -> Any:
         return nullcontext()
 
+    # functions of torch.cuda, and methods of tensors
     stand_ins = {
         "_lazy_init": nothing,  # called because autograd's engine runs Python code without `_Devices`
         "Event": Event,

@@ -52,9 +52,11 @@ def find_candidates(
     """
     _check(codes, queries, keep)
     n, n_q = len(codes.codes), len(queries)
+    # without the compiled code: the same rule in torch
     if n < LANES or not cpu_features():
         kept = None if keep is None else torch.from_numpy(keep)
         return [rows.numpy() for rows in candidates(codes, queries, k, kept)]
+    # queries in bytes, and the range of rows of each thread
     rounded = round_queries(queries)
     total = rounded.bytes.sum(1, dtype=torch.int64) * 128
     room = _ROOM + 8 * k
@@ -83,6 +85,7 @@ def find_candidates(
             _compiled("avx512vnni" in cpu_features())(_address(frame))
             parts.append((table, memory))
 
+    # rows of all ranges, cut by the threshold of each query
     share(scan, -(-n // step), threads, parts=1)
     return [_join(parts, query, k) for query in range(n_q)]
 

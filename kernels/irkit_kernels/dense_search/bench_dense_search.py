@@ -114,6 +114,7 @@ def _measure(problem: Problem) -> list[dict[str, Any]]:
 def _methods(problem: Problem) -> Iterator[tuple[str, float, float, list[Way]]]:
     """Yield methods: name, bytes of a row, error of a score, and searches of rising effort."""
     vectors, queries = problem.vectors, problem.queries
+    # FAISS
     structure = faiss.index_factory(DIM, f"IVF{LISTS},PQ{DIM // 4}x4fs,RFlat", faiss.METRIC_INNER_PRODUCT)
     structure.train(vectors)
     structure.add(vectors)
@@ -129,6 +130,7 @@ def _methods(problem: Problem) -> Iterator[tuple[str, float, float, list[Way]]]:
     settings = [by_faiss(probes, count // K) for probes in PROBES for count in CANDIDATES]
     yield "faiss", DIM / 8 + 8 + 4 * DIM, 1e-5, settings
 
+    # an exact scan by torch
     tensor = torch.from_numpy(vectors)
 
     def by_torch(i: int) -> tuple[Array, Array]:
@@ -137,6 +139,7 @@ def _methods(problem: Problem) -> Iterator[tuple[str, float, float, list[Way]]]:
 
     yield "torch", 4 * DIM, 1e-5, [by_torch]
 
+    # the kernel, by codes and what is kept beside them
     rotation = make_rotation(DIM)
     for nbits, keep, tolerance in ((1, "float32", 1e-5), (1, "int8", 5e-3), (4, "none", 3e-2)):
         codes = Encoder(problem.centroids, rotation, nbits, keep_int8=keep == "int8").encode(vectors)

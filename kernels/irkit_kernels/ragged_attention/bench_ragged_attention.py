@@ -51,11 +51,13 @@ def _shapes(training: bool) -> list[tuple[str, list[int]]]:
 def _measure(
     name: str, lengths: Sequence[int], head_dim: int, dtype: torch.dtype, training: bool
 ) -> dict[str, Any]:
+    # inputs
     torch.manual_seed(0)
     inputs = torch.randn(sum(lengths), 3, HEADS, head_dim).to(dtype).requires_grad_(training)
     grad = torch.randn(sum(lengths), HEADS, head_dim).to(dtype)
     offsets = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32)
 
+    # what is compared, each forward or with its gradient
     def ours(dropout: float) -> Tensor:
         return ragged_attention(*inputs.unbind(1), offsets, offsets, None, dropout)
 
@@ -64,6 +66,7 @@ def _measure(
         return torch.autograd.grad(out, inputs, grad)[0] if training else out
 
     contenders = {"kernel": ours, "torch": lambda dropout: _torch(*inputs.unbind(1), lengths, dropout)}
+    # errors, against float64
     wide = inputs.detach().double().requires_grad_(training)
     exact = attention_reference(*wide.unbind(1), offsets, offsets)
     if training:
@@ -74,6 +77,7 @@ def _measure(
     }
     if not errors["kernel"] <= 2 * errors["torch"]:
         raise RuntimeError(f"wrong result for {name}, {head_dim}, {dtype}: errors {errors}")
+    # time
     work = (14 if training else 4) * HEADS * head_dim * sum(length**2 for length in lengths)
     dropout = DROPOUT if training else 0.0
     functions = {name: partial(result, attend, dropout) for name, attend in contenders.items()}

@@ -45,6 +45,7 @@ def run() -> list[dict[str, Any]]:
 
 
 def _measure(n: int, window: tuple[int, int], dtype: torch.dtype) -> list[dict[str, Any]]:
+    # values of texts of log-normal lengths
     generator = torch.Generator().manual_seed(0)
     lengths = torch.empty(n).log_normal_(4.2, 0.45, generator=generator).clamp(8, 512).long()
     counts = pooled_lengths(lengths, *window)
@@ -52,6 +53,7 @@ def _measure(n: int, window: tuple[int, int], dtype: torch.dtype) -> list[dict[s
     total = int(counts.sum())
     values = torch.randn(int(lengths.sum()), WIDTH, generator=generator).to(dtype).requires_grad_()
     grad = torch.randn(total, WIDTH, generator=generator).to(dtype)
+    # the same windows as bags of token numbers
     local = torch.arange(total) - ends[:-1].repeat_interleave(counts)
     starts = local * window[1] + offsets[:-1].repeat_interleave(counts)
     sizes = (offsets[1:].repeat_interleave(counts) - starts).clamp(max=window[0])
@@ -60,6 +62,7 @@ def _measure(n: int, window: tuple[int, int], dtype: torch.dtype) -> list[dict[s
     half = torch.empty((values.nbytes + grad.nbytes) // 2, dtype=torch.uint8)
     other = torch.empty_like(half).fill_(1)  # written, so that its pages are mapped before the timing
 
+    # what is compared
     def ours() -> Tensor:
         return ragged_pool(values, offsets, *window, pooled_offsets=ends, total=total)
 
@@ -70,6 +73,7 @@ def _measure(n: int, window: tuple[int, int], dtype: torch.dtype) -> list[dict[s
     few, expected = offsets[:9], {}  # 8 sequences
     expected["forward"] = pool_forward(values[: int(few[-1])].detach(), few, *window)
     expected["backward"] = pool_backward(grad[: len(expected["forward"])], few, *window)
+    # results are checked, then timed in turns
     rows = []
     for direction in ("forward", "backward"):
         ways: Ways = {"copy": lambda: half.copy_(other)}

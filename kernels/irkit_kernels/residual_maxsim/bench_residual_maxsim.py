@@ -147,6 +147,7 @@ class Corpus:
 
 
 def _common(x: Corpus) -> list[Step]:
+    # inputs of the steps, of one query
     keep, packed = np.ones(DOCUMENTS, bool), pack_centroids(x.c)
     found = probe(x.table, NPROBE, *x.lists, keep, DOCUMENTS)
     places, owners = x.places(found)
@@ -159,6 +160,7 @@ def _common(x: Corpus) -> list[Step]:
     def rough() -> NDArray[np.int32]:
         return interaction(x.table, x.codes, x.offsets, found)
 
+    # each step by the kernel and by torch, and the largest difference that is allowed
     return [
         Step(
             "assign",

@@ -77,6 +77,7 @@ def run(shapes: tuple[Shape, ...] | None = None) -> list[dict[str, Any]]:
 
 
 def _measure(shape: Shape, dtype: torch.dtype, cores: int) -> list[dict[str, Any]]:
+    # inputs, of whose weights half are 0
     generator = torch.Generator().manual_seed(0)
     sizes = (shape.n * shape.tokens, shape.d), (TERMS, shape.d), (TERMS,)
     parts = [torch.randn(size, generator=generator) for size in sizes]
@@ -86,6 +87,7 @@ def _measure(shape: Shape, dtype: torch.dtype, cores: int) -> list[dict[str, Any
     offsets = torch.arange(shape.n + 1, dtype=torch.int32) * shape.tokens
     grad = torch.randn(shape.n, TERMS, generator=generator)
 
+    # what is compared, forward or with gradients
     def plain() -> Tensor:
         logits = F.linear(hidden, weight, bias).view(shape.n, shape.tokens, TERMS)
         return logits.relu().log1p().amax(1)
@@ -105,6 +107,7 @@ def _measure(shape: Shape, dtype: torch.dtype, cores: int) -> list[dict[str, Any
         arguments = (hidden, offsets, weight, bias)
         ways[f"splade_pool_sparse, top {TOP_K}"] = lambda: splade_pool_sparse(*arguments, top_k=TOP_K)
     name = str(dtype).removeprefix("torch.")
+    # results are checked against float64; peak memory
     few = min(2, shape.n)
     exact_parts = [x.detach().double() for x in (hidden[: few * shape.tokens], weight, bias)]
     exact = splade_pool_reference(exact_parts[0], offsets[: few + 1], *exact_parts[1:])
@@ -117,6 +120,7 @@ def _measure(shape: Shape, dtype: torch.dtype, cores: int) -> list[dict[str, Any
         error = float((result[:few].detach() - exact).abs().max())
         if not error <= TOLERANCE[name]:
             raise RuntimeError(f"splade_pool: {way} differs from float64 by {error:.2g} on {shape.name}")
+    # time, in turns
     times = take_turns(ways, shape.rounds, cores)
     work = shape.n * shape.tokens * TERMS * shape.d
     return [

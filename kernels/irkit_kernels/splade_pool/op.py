@@ -201,10 +201,12 @@ def _checked(
     pooling: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, str, str]:
     """Check and return the arguments of the operator; under autocast ``hidden`` gets autocast's dtype."""
+    # under autocast, hidden states get its dtype
     kind = hidden.device.type
     if kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind):
         hidden = hidden.to(torch.get_autocast_dtype(kind))
         weight = weight if weight.dtype == torch.float32 else weight.to(hidden.dtype)
+    # shapes and dtypes of the tensors
     if hidden.dim() != 2 or weight.dim() != 2 or hidden.shape[1] != weight.shape[1] or 0 in weight.shape:
         raise ValueError(
             f"{name}: expected hidden (t, d) and weight (v, d) of one d, got {tuple(hidden.shape)} and "
@@ -225,6 +227,7 @@ def _checked(
         raise ValueError(
             f"{name}: offsets must be (n + 1,) int32, got {tuple(offsets.shape)} {offsets.dtype}"
         )
+    # names, and one device
     if activation not in ACTIVATIONS or pooling not in POOLINGS:
         raise ValueError(
             f"{name}: expected an activation of {ACTIVATIONS} and a pooling of {POOLINGS}, got "
