@@ -93,12 +93,12 @@ class Client(Searcher):
     ) -> tuple[list[list[Hit]], bool]:
         single = isinstance(queries, str)
         items = [queries] if single else [_plain(query) for query in queries]
-        found: list[list[Hit]] = []
+        lists: list[list[Hit]] = []
         for start in range(0, len(items), _TOGETHER):
             body = {"queries": items[start : start + _TOGETHER], "k": k, "filter": _plain_filter(filter)}
             body |= {"partial": True} if self._partial else {}
-            found += self._hits("search", body | {name: _plain(value) for name, value in options.items()})
-        return found, single
+            lists += self._hits("search", body | {name: _plain(value) for name, value in options.items()})
+        return lists, single
 
     def run(
         self,
@@ -126,8 +126,10 @@ class Client(Searcher):
         single = isinstance(queries, str)
         lists = [candidates] if single else candidates
         ids = [[item.id if isinstance(item, Hit) else item for item in line] for line in lists]
-        found = self._hits("rerank", {"queries": [queries] if single else list(queries), "ids": ids, "k": k})
-        return found[0] if single else found
+        reranked = self._hits(
+            "rerank", {"queries": [queries] if single else list(queries), "ids": ids, "k": k}
+        )
+        return reranked[0] if single else reranked
 
     def explain(self, query: str | Mapping[str, float], document: str | Document) -> Explanation:
         """Explain the score of a document, given by its id or as a `Document`."""

@@ -46,7 +46,7 @@ class IrkitTransformer(pt.Transformer):
             lists = inp.groupby("qid", sort=False)["docno"]
             candidates = Run((query, list(ids), [0.0] * len(ids)) for query, ids in lists)
             run = self.retriever.rerank(dict(queries), candidates)
-        found = pd.DataFrame(list(run), columns=["qid", "docno", "score"])
-        found = found.astype({"qid": "object", "docno": "object", "score": "float64"})
-        found["rank"] = found.groupby("qid", sort=False).cumcount()
-        return found.merge(inp, on=keys)
+        hits = pd.DataFrame(list(run), columns=["qid", "docno", "score"])
+        hits = hits.astype({"qid": "object", "docno": "object", "score": "float64"})
+        hits["rank"] = hits.groupby("qid", sort=False).cumcount()
+        return hits.merge(inp, on=keys)

@@ -80,9 +80,9 @@ def declare_options(verb: Callable[..., None]) -> tuple[str, str]:
     helps = _SHARED | dict(re.findall(r"^ {4}(\w+): (.+(?:\n {8}.+)*)", described, re.M))
     types = get_type_hints(verb, include_extras=True)
     for name, parameter in inspect.signature(verb).parameters.items():
-        kind, *given = get_args(types[name]) if get_origin(types[name]) is Annotated else [types[name]]
-        if given:
-            info = copy(given[0])
+        kind, *extra = get_args(types[name]) if get_origin(types[name]) is Annotated else [types[name]]
+        if extra:
+            info = copy(extra[0])
         elif parameter.kind is inspect.Parameter.KEYWORD_ONLY:
             info = typer.Option(f"--{name.replace('_', '-')}")
         else:

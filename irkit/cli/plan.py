@@ -35,21 +35,21 @@ def plan(
     from irkit.planning.machine_plan import parse_bytes, parse_documents, parse_seconds
 
     seconds = None if latency is None else parse_seconds(latency)
-    found = make(parse_documents(documents), choice, latency=seconds, memory=parse_bytes(memory))
-    origin = "measured" if found.is_measured else "predicted"
+    machine_plan = make(parse_documents(documents), choice, latency=seconds, memory=parse_bytes(memory))
+    origin = "measured" if machine_plan.is_measured else "predicted"
     rows: list[tuple[Any, ...]] = [
-        ("documents", f"{found.documents:,}", "given"),
-        ("machines", f"{found.machines:,}", origin),
-        ("documents of a machine", f"{found.per_machine:,}", origin),
-        ("GB of all machines", f"{found.bytes / 1e9:.3g}", origin),
-        ("GB of a machine", f"{found.bytes / found.machines / 1e9:.3g}", origin),
-        ("GB of memory of a build", f"{found.build_memory / 1e9:.3g}", origin),
-        ("hours of the build", f"{found.build_hours:.3g}", origin),
-        ("ms of a query", f"{found.query_ms:.3g}", origin),
+        ("documents", f"{machine_plan.documents:,}", "given"),
+        ("machines", f"{machine_plan.machines:,}", origin),
+        ("documents of a machine", f"{machine_plan.per_machine:,}", origin),
+        ("GB of all machines", f"{machine_plan.bytes / 1e9:.3g}", origin),
+        ("GB of a machine", f"{machine_plan.bytes / machine_plan.machines / 1e9:.3g}", origin),
+        ("GB of memory of a build", f"{machine_plan.build_memory / 1e9:.3g}", origin),
+        ("hours of the build", f"{machine_plan.build_hours:.3g}", origin),
+        ("ms of a query", f"{machine_plan.query_ms:.3g}", origin),
     ]
     show_table(["cost", "number", "origin"], rows)
-    note(f"{found.index}: {SHAPES[found.index]}; {read_costs()['measured']}")
-    for cost, item in found.checks.items():
+    note(f"{machine_plan.index}: {SHAPES[machine_plan.index]}; {read_costs()['measured']}")
+    for cost, item in machine_plan.checks.items():
         note(
             f"check of {cost} at {item.documents:,} documents: {item.measured:.3g} measured, "
             f"{item.predicted:.3g} predicted from {', '.join(f'{size:,}' for size in item.fitted)}"

@@ -149,12 +149,12 @@ def mine(
 
         def rows(skip: int) -> Iterator[TrainingRow]:
             nonlocal n_short
-            found = mine_negatives(retriever, items, judgments, config, teacher=scorer, start=skip)
+            mined = mine_negatives(retriever, items, judgments, config, teacher=scorer, start=skip)
             if engine:
                 from irkit.ray_engine.ray_start import start_ray
                 from irkit.training.ray_work import mine_on_ray
 
-                found = mine_on_ray(
+                mined = mine_on_ray(
                     start_ray(address),
                     directory,
                     items,
@@ -164,7 +164,7 @@ def mine(
                     options=options,
                     start=skip,
                 )
-            for row in found:
+            for row in mined:
                 n_short += len(row) - row.positives < negatives
                 yield row
 

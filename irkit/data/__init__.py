@@ -252,8 +252,10 @@ def _inside(folder: str, name: str) -> str:
 
 
 def _split_file(folder: str, split: str | None) -> str:
-    place = _inside(folder, "qrels")
-    files = {name.split(".tsv")[0]: _inside(place, name) for name in _names(place) if ".tsv" in name}
+    qrels_folder = _inside(folder, "qrels")
+    files = {
+        name.split(".tsv")[0]: _inside(qrels_folder, name) for name in _names(qrels_folder) if ".tsv" in name
+    }
     if split is None:
         split = "test" if "test" in files or len(files) != 1 else next(iter(files))
     if split not in files:

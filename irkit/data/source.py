@@ -137,7 +137,7 @@ def build_all(
 
 def to_document(record: Record, fields: Fields = DOCUMENT_FIELDS) -> Document:
     """Make a document; keys other than id, text, title and metadata become metadata."""
-    given = dict(record)
+    original = dict(record)
     identifier, vector = _pop(record, fields.ids, "id= (--id-column)"), _pop_vector(record)
     text = _pop_text(record, fields, vector)
     titles = [record.pop(name) for name in fields.titles if name in record]
@@ -145,9 +145,9 @@ def to_document(record: Record, fields: Fields = DOCUMENT_FIELDS) -> Document:
     if fields.metadata is None:
         metadata = _mapping(record.pop("metadata", None))
         return Document(as_id(identifier), text, title, record | metadata, vector)
-    inner = given.get("metadata")
-    given = given | (inner if isinstance(inner, dict) else {})
-    chosen = {name: given[name] for name in fields.metadata if name in given}
+    inner = original.get("metadata")
+    original = original | (inner if isinstance(inner, dict) else {})
+    chosen = {name: original[name] for name in fields.metadata if name in original}
     return Document(as_id(identifier), text, title, chosen, vector)
 
 

@@ -229,9 +229,9 @@ def distance_rows(settings: Disentangled, longest: int, device: torch.device | N
 
 def _position_scores(q: Tensor, k: Tensor, terms: PositionTerms) -> Tensor:
     """Return the products ``(n, heads, queries, keys)`` of tokens and positions, over ``sqrt(d)``."""
-    places = [torch.arange(x.shape[2], device=x.device) for x in (q, k)]
+    positions = [torch.arange(x.shape[2], device=x.device) for x in (q, k)]
     furthest = len(terms.rows) // 2
-    apart = (places[0][:, None] - places[1]).clamp(-furthest, furthest)
+    apart = (positions[0][:, None] - positions[1]).clamp(-furthest, furthest)
     rows = terms.rows[apart + furthest].expand(*q.shape[:2], -1, -1)
     to_positions = q @ terms.keys.permute(1, 2, 0)
     from_positions = k @ terms.queries.permute(1, 2, 0)

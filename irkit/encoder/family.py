@@ -142,10 +142,10 @@ def rotary_settings(settings: Settings, kind: str = "", base: float = 10_000.0) 
     rope = {"rope_theta": settings.get("rope_theta"), **(settings.get("rope_scaling") or {}), **rope}
     if rope.get("partial_rotary_factor", settings.get("partial_rotary_factor") or 1.0) != 1.0:
         raise ConfigError(f"partial_rotary_factor {rope.get('partial_rotary_factor')!r:.60}")
-    found = {"rotary_base": float(rope.get("rope_theta") or base)}
+    rotary = {"rotary_base": float(rope.get("rope_theta") or base)}
     name = rope.get("rope_type") or rope.get("type") or "default"
     if name == "default":
-        return found
+        return rotary
     if name not in ("linear", "ntk", "yarn", "llama3") or rope.get("mixed_b") is not None:
         raise ConfigError(f"rope_type {name!r:.60}")
     values = {"kind": name, "factor": float(rope["factor"])}
@@ -157,7 +157,7 @@ def rotary_settings(settings: Settings, kind: str = "", base: float = 10_000.0) 
     if name == "yarn":
         values |= {"slow": rope.get("beta_slow") or 1, "fast": rope.get("beta_fast") or 32}
         values |= {"whole": rope.get("truncate", True), "amplitude": _yarn_amplitude(rope)}
-    return {**found, "rotary_scaling": RotaryScaling.parse(values, f"rope_type {name}")}
+    return {**rotary, "rotary_scaling": RotaryScaling.parse(values, f"rope_type {name}")}
 
 
 def _yarn_amplitude(rope: Settings) -> float:

@@ -130,6 +130,6 @@ class StaticEncoder(nn.Module):
             known = tokens.host().values != self.unknown  # compared on the CPU: no wait for a GPU
             sums = F.pad(known.cumsum(0), (1, 0))
             ends = tokens.lengths.cumsum(0)
-            places = to_device(known.nonzero()[:, 0], tokens.device)
-            tokens = Ragged(tokens.values[places], sums[ends] - sums[ends - tokens.lengths])
+            positions = to_device(known.nonzero()[:, 0], tokens.device)
+            tokens = Ragged(tokens.values[positions], sums[ends] - sums[ends - tokens.lengths])
         return tokens.with_values(F.embedding(tokens.values, self.word_embeddings))

@@ -32,9 +32,9 @@ def marks(metadata: Mapping[str, Any]) -> list[str]:
         >>> marks({"draft": True, "year": 2000, "tags": []})
         ['["draft"]', '["draft",true]', '["year"]', '["tags"]']
     """
-    found = []
+    result = []
     for key, value in metadata.items():
         values = value if isinstance(value, list) else [value]
         flags = [item for item in values if item is None or isinstance(item, bool)]
-        found += [mark(key), *(mark(key, flag) for flag in flags)]
-    return list(dict.fromkeys(found))
+        result += [mark(key), *(mark(key, flag) for flag in flags)]
+    return list(dict.fromkeys(result))

@@ -13,11 +13,11 @@ from irkit.exporting.target import Target
 def record(contents: Contents, item: Exported) -> dict[str, Any]:
     """Return a document as `irkit.data` reads it; one of BM25 has no vector, because its text says all."""
     document = item.document
-    found: dict[str, Any] = {"_id": document.id, "title": document.title, "text": document.text}
-    found["metadata"] = dict(document.metadata)
+    fields: dict[str, Any] = {"_id": document.id, "title": document.title, "text": document.text}
+    fields["metadata"] = dict(document.metadata)
     if not contents.is_bm25:
-        found["vector"] = named(contents, item) if contents.kind == "sparse" else item.vector.tolist()
-    return found
+        fields["vector"] = named(contents, item) if contents.kind == "sparse" else item.vector.tolist()
+    return fields
 
 
 def named(contents: Contents, item: Exported) -> dict[str, float]:

@@ -106,9 +106,9 @@ def _write(contents: Contents, path: Path) -> None:
 
 
 def _send(contents: Contents, address: str) -> None:
-    place, collection = split_address(address)
+    url, collection = split_address(address)
     client = require("qdrant_client", "engines", "irkit export --to qdrant").QdrantClient(
-        url=place, check_compatibility=False
+        url=url, check_compatibility=False
     )
     with reraise_as(StorageError, f"exporting to {address}", "is the server up?"):
         if client.collection_exists(collection):

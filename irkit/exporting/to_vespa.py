@@ -94,12 +94,12 @@ def put(contents: Contents, item: Exported) -> dict[str, Any]:
 
 def _attributes(keys: dict[str, KeyTypes]) -> dict[str, tuple[str, str]]:
     """Return the name and the type of the attribute of each key that can be one."""
-    found = {}
+    attributes = {}
     for key, types in keys.items():
         if types.single in _TYPES and re.fullmatch(r"[A-Za-z_]\w*", key, re.ASCII):
             kind = _TYPES[types.single]
-            found[key] = (f"metadata_{key}", f"array<{kind}>" if types.in_lists else kind)
-    return found
+            attributes[key] = (f"metadata_{key}", f"array<{kind}>" if types.in_lists else kind)
+    return attributes
 
 
 def _field(name: str, kind: str, indexing: str, more: str = "") -> str:

@@ -81,56 +81,56 @@ def merged_model(folder: Path, find: Callable[[str], Path]) -> Path:
     return cached(("lora", [file_key(file) for file in files]), build)
 
 
-def _read_settings(place: Path) -> dict[str, Any]:
+def _read_settings(folder: Path) -> dict[str, Any]:
     """Return adapter_config.json.
 
     Raises:
         ConfigError: The adapter is not a LoRA that can be merged, or does not name its model.
     """
-    settings = read_json(place / _SETTINGS)
+    settings = read_json(folder / _SETTINGS)
     kind, first = settings.get("peft_type"), settings.get("init_lora_weights")
     if kind != "LORA":
-        raise ConfigError(f"loading {place}: an adapter of the type {kind!r:.40}, expected LORA; {_MERGE}")
+        raise ConfigError(f"loading {folder}: an adapter of the type {kind!r:.40}, expected LORA; {_MERGE}")
     used = [name for name in _UNSUPPORTED if settings.get(name)]
     if isinstance(first, str) and first.startswith(_REBASED):
         used.append("init_lora_weights")
     if used:
         value = settings[used[0]]
-        raise ConfigError(f"loading {place}: irkit merges no adapter with {used[0]} {value!r:.40}; {_MERGE}")
+        raise ConfigError(f"loading {folder}: irkit merges no adapter with {used[0]} {value!r:.40}; {_MERGE}")
     if not isinstance(settings.get("base_model_name_or_path"), str):
-        raise ConfigError(f"loading {place}: the adapter does not name its model; {_MERGE}")
+        raise ConfigError(f"loading {folder}: the adapter does not name its model; {_MERGE}")
     return settings
 
 
-def _merge(weights: dict[str, Tensor], place: Path, settings: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return the weights of the model with the adapter in ``place`` added, in float32 where it adds.
+def _merge(weights: dict[str, Tensor], folder: Path, settings: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the weights of the model with the adapter in ``folder`` added, in float32 where it adds.
 
     Raises:
         CorruptError: The adapter has a weight that the model has not, or of another shape.
     """
-    tensors = read_weights(place, "adapter_model")
+    tensors = read_weights(folder, "adapter_model")
     factors: dict[str, dict[str, Tensor]] = defaultdict(dict)
     for name, tensor in tensors.items():
         plain = name.removeprefix("base_model.model.").replace(".base_layer.", ".")
-        if found := _FACTOR.fullmatch(plain):
-            side = found[3] + ("_embedding" if found[2] else "")
-            factors[found[1]][side] = tensor.float()
+        if match := _FACTOR.fullmatch(plain):
+            side = match[3] + ("_embedding" if match[2] else "")
+            factors[match[1]][side] = tensor.float()
         else:  # of a module that was trained whole, or a bias
-            weights[_find(plain, weights, place)] = tensor
+            weights[_find(plain, weights, folder)] = tensor
     for module, pair in factors.items():
-        name = _find(f"{module}.weight", weights, place)
+        name = _find(f"{module}.weight", weights, folder)
         of_embedding = "A_embedding" in pair
         down, up = (pair.get(side + "_embedding" * of_embedding, _NONE) for side in "AB")
         if down.dim() != 2 or up.dim() != 2 or down.shape[0] != up.shape[1]:
             raise CorruptError(
-                f"loading {place}: the adapter has factors {tuple(down.shape)} and {tuple(up.shape)} for "
+                f"loading {folder}: the adapter has factors {tuple(down.shape)} and {tuple(up.shape)} for "
                 f"{module}, expected (rank, inputs) and (outputs, rank); save the adapter again"
             )
         change = up @ down
         change = change.T if of_embedding or settings.get("fan_in_fan_out") else change
         if change.shape != weights[name].shape:
             raise CorruptError(
-                f"loading {place}: the adapter changes {name} by {tuple(change.shape)}, the model has "
+                f"loading {folder}: the adapter changes {name} by {tuple(change.shape)}, the model has "
                 f"{tuple(weights[name].shape)}; is it the model that the adapter was trained on?"
             )
         alpha = _of_module(module, settings.get("alpha_pattern") or {}, settings.get("lora_alpha", 8))
@@ -139,15 +139,17 @@ def _merge(weights: dict[str, Tensor], place: Path, settings: Mapping[str, Any])
     return weights
 
 
-def _find(name: str, weights: Iterable[str], place: Path) -> str:
+def _find(name: str, weights: Iterable[str], folder: Path) -> str:
     """Return the name of a weight in the files of the model, which may have a longer or shorter prefix."""
-    found = [each for each in weights if f".{each}".endswith(f".{name}") or f".{name}".endswith(f".{each}")]
-    if len(found) != 1:
+    matches = [
+        known for known in weights if f".{known}".endswith(f".{name}") or f".{name}".endswith(f".{known}")
+    ]
+    if len(matches) != 1:
         raise CorruptError(
-            f"loading {place}: the adapter changes {name}, of which the model has {len(found)}; is it the "
+            f"loading {folder}: the adapter changes {name}, of which the model has {len(matches)}; is it the "
             "model that the adapter was trained on?"
         )
-    return found[0]
+    return matches[0]
 
 
 def _of_module(module: str, patterns: Mapping[str, Any], default: Any) -> float:

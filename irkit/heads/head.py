@@ -73,12 +73,12 @@ class Head(nn.Module):
         Raises:
             ConfigError: The head takes no such settings, or `settings` does not return them.
         """
-        given = dict(config or {})
+        settings = dict(config or {})
         try:
-            head = cls(encoder.hidden_size, **given)
+            head = cls(encoder.hidden_size, **settings)
         except TypeError as error:
             raise ConfigError(f"{cls.__name__}: {error}") from error
-        if lost := given.keys() - head.settings().keys():
+        if lost := settings.keys() - head.settings().keys():
             raise ConfigError(
                 f"{cls.__name__}: settings() does not return {', '.join(sorted(lost))}, so a saved model "
                 "would lose them; return all settings of the constructor"

@@ -90,16 +90,16 @@ class SeveralHeads(Head):
 
     def chosen(self, names: Iterable[str]) -> Self:
         """Return a head of some of these heads, see `Head.chosen`."""
-        wanted = [names] if isinstance(names, str) else list(names)
-        unknown = [name for name in wanted if name not in self.heads]
-        if unknown or not wanted:
+        selected = [names] if isinstance(names, str) else list(names)
+        unknown = [name for name in selected if name not in self.heads]
+        if unknown or not selected:
             raise BadValueError(
-                f"heads: got {brief(unknown or wanted)}, expected one or more of {', '.join(self.heads)}"
+                f"heads: got {brief(unknown or selected)}, expected one or more of {', '.join(self.heads)}"
             )
         twin = type(self).__new__(type(self))
         nn.Module.__init__(twin)
-        twin.heads = nn.ModuleDict({name: self.heads[name] for name in wanted})
-        twin.similarities = {name: self.similarities[name] for name in wanted if name in self.similarities}
+        twin.heads = nn.ModuleDict({name: self.heads[name] for name in selected})
+        twin.similarities = {name: self.similarities[name] for name in selected if name in self.similarities}
         twin.layers, twin.lengths = nn.ModuleList(), self.lengths
         twin.dim = sum(head.dim for head in twin.heads.values())
         return twin.train(self.training)

@@ -96,10 +96,10 @@ class TokenWeightHead(TermHead):
             side: Side of the texts, which decides how many weights are kept.
         """
         host = tokens.host()
-        keys, places = torch.unique(host.row_ids() * self.dim + host.values, return_inverse=True)
+        keys, positions = torch.unique(host.row_ids() * self.dim + host.values, return_inverse=True)
         weights = torch.relu(self.apply_layers(hidden.values)).squeeze(1)
         highest = weights.new_zeros(len(keys)).scatter_reduce(
-            0, to_device(places, weights.device), weights, "amax"
+            0, to_device(positions, weights.device), weights, "amax"
         )
         # special tokens weigh nothing
         kept = ~torch.isin(keys % self.dim, self.special_ids)

@@ -43,8 +43,8 @@ class CodedRows:
         order, parts = [], []
         for number in np.unique(owners) if len(rows) else [0]:
             own, segment = np.flatnonzero(owners == number), self._segments[number]
-            places = self._places[number][rows[own] - segment.start]
-            parts.append(codes_at(segment.arrays, places.astype(np.int64)))
+            positions = self._places[number][rows[own] - segment.start]
+            parts.append(codes_at(segment.arrays, positions.astype(np.int64)))
             order.append(own)
         if len(parts) == 1:
             return parts[0]

@@ -26,14 +26,14 @@ def import_faiss() -> Any:
     Raises:
         MissingDependencyError: It cannot be imported, or most of it is missing.
     """
-    found = installed_packages()
+    packages = installed_packages()
     try:
         faiss: Any = importlib.import_module("faiss")  # its type stubs lack half of it
         faiss.index_factory  # noqa: B018 (the import of a folder without files succeeds, too)
     except Exception as error:  # of any type: files of two packages do not fit together
-        raise MissingDependencyError(_wrong(found, error)) from error
-    if len(found) > 1:
-        warnings.warn(_wrong(found, None), stacklevel=1)  # always from here, so that it is shown once
+        raise MissingDependencyError(_wrong(packages, error)) from error
+    if len(packages) > 1:
+        warnings.warn(_wrong(packages, None), stacklevel=1)  # always from here, so that it is shown once
     return faiss
 
 
@@ -45,9 +45,9 @@ def need_gpu(faiss: Any) -> None:
     """
     if faiss.get_num_gpus():
         return
-    found = installed_packages()
-    if len(found) > 1:
-        raise MissingDependencyError(f"index: device 'gpu': {_wrong(found, None)}")
+    packages = installed_packages()
+    if len(packages) > 1:
+        raise MissingDependencyError(f"index: device 'gpu': {_wrong(packages, None)}")
     if hasattr(faiss, "StandardGpuResources"):
         raise MissingDependencyError(
             "index: device is 'gpu', but FAISS finds none; set it to 'auto' or 'cpu', or look at nvidia-smi"
@@ -58,14 +58,14 @@ def need_gpu(faiss: Any) -> None:
     )
 
 
-def _wrong(found: list[str], error: Exception | None) -> str:
+def _wrong(packages: list[str], error: Exception | None) -> str:
     """Say what is wrong with these packages, and which command leaves one of them."""
-    gpu = [name for name in found if name != "faiss-cpu"]
+    gpu = [name for name in packages if name != "faiss-cpu"]
     keep = gpu[0] if gpu else "faiss-cpu"
-    repair = f"pip uninstall -y {' '.join(found or [keep])} && pip install {keep}"
-    if len(found) > 1:
+    repair = f"pip uninstall -y {' '.join(packages or [keep])} && pip install {keep}"
+    if len(packages) > 1:
         return (
-            f"{' and '.join(found)} are installed, whose files replace each other; keep one of them: {repair}"
-            + (f" (importing faiss failed: {error})" if error else "")
+            f"{' and '.join(packages)} are installed, whose files replace each other; keep one of them: "
+            f"{repair}" + (f" (importing faiss failed: {error})" if error else "")
         )
     return f"importing faiss failed: {error}; install it anew: {repair}"

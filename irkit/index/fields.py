@@ -285,9 +285,9 @@ class Fields:
             spans = zip(starts.tolist(), (starts + lengths).tolist(), strict=True)
             names = np.array([ids.setdefault(bytes(data[start:end]), len(ids)) for start, end in spans])
             keys = self.decode(new[np.unique(names, return_index=True)[1], 0])
-            codes, place = np.unique(names * 16 + new[:, 1], return_inverse=True)
-            order = np.argsort(place, kind="stable") + done
-            parts = np.split(order, np.cumsum(np.bincount(place))[:-1])
+            codes, inverse = np.unique(names * 16 + new[:, 1], return_inverse=True)
+            order = np.argsort(inverse, kind="stable") + done
+            parts = np.split(order, np.cumsum(np.bincount(inverse))[:-1])
             groups = dict(groups)
             for code, part in zip(codes.tolist(), parts, strict=True):
                 pair = (keys[code // 16], code % 16)

@@ -37,10 +37,10 @@ def find_hashes(store: Store, keys: Array) -> tuple[Array, Array]:
         counts = last - first
         numbers.append(np.repeat(np.arange(len(keys)), counts))
         rows.append(order[element_positions(last, counts)].astype(np.int64))
-    found = np.concatenate(rows)
-    if found.max(initial=-1) >= store.rows(_HASHES):
+    result = np.concatenate(rows)
+    if result.max(initial=-1) >= store.rows(_HASHES):
         raise corrupt(store.path, f"{_ROWS} has rows that are not there")
-    return np.concatenate(numbers), found
+    return np.concatenate(numbers), result
 
 
 def sort_hashes(store: Store) -> None:

@@ -130,4 +130,4 @@ def use_limits(limits: Limits) -> Iterator[None]:
     try:
         yield
     finally:
-        _current.pop(next(place for place, known in enumerate(_current) if known is limits))
+        _current.pop(next(position for position, known in enumerate(_current) if known is limits))

@@ -74,19 +74,19 @@ def upload_index(directory: Path, uri: str, overwrite: bool = False) -> Uploaded
     with lock_index(directory):
         files = _files_of(directory)
         content = json.dumps(files, sort_keys=True).encode()
-        found = Uploaded("v-" + hashlib.blake2b(content, digest_size=8).hexdigest(), files)
+        uploaded = Uploaded("v-" + hashlib.blake2b(content, digest_size=8).hexdigest(), files)
         store, root = open_store_of(uri.rstrip("/"))
         for name, (size, _) in files.items():
-            put = partial(_put, store, directory / name, f"{root}/{found.folder}/{name}", size)
+            put = partial(_put, store, directory / name, f"{root}/{uploaded.folder}/{name}", size)
             _with_retries(f"uploading {uri}", put)
-        about: dict[str, Any] = {"folder": found.folder, "files": files}
+        about: dict[str, Any] = {"folder": uploaded.folder, "files": files}
         about["checksum"] = _checksum(about)
         marker = json.dumps(about, indent=1).encode()
         _with_retries(f"uploading {uri}", lambda: store.pipe_file(f"{root}/{MARKER}", marker))
-    if before is not None and before.folder != found.folder:
+    if before is not None and before.folder != uploaded.folder:
         with contextlib.suppress(Exception):  # nothing reads the old files
             store.rm(f"{root}/{before.folder}", recursive=True)
-    return found
+    return uploaded
 
 
 def check_uri(uri: str, overwrite: bool) -> None:
@@ -147,19 +147,19 @@ def download_index(uri: str) -> Path:
     problem: Exception | None = None
     tries = current_limits().upload_tries
     for _ in range(tries):
-        found = read_marker(uri)
-        if found is None:
+        uploaded = read_marker(uri)
+        if uploaded is None:
             raise StorageError(
                 f"opening {uri}: no index is there (no {MARKER}); irkit index --out {uri} writes one"
             )
-        place = copies_of(uri)
-        if (place / found.folder).is_dir():
-            return place / found.folder
+        cache = copies_of(uri)
+        if (cache / uploaded.folder).is_dir():
+            return cache / uploaded.folder
         try:
-            return _download(uri, found, place)
+            return _download(uri, uploaded, cache)
         except StorageError as error:
             problem = error
-            if read_marker(uri) == found:  # it was not replaced meanwhile
+            if read_marker(uri) == uploaded:  # it was not replaced meanwhile
                 raise
     raise StorageError(
         f"opening {uri}: the index was replaced during each of {tries} downloads; try again"
@@ -181,42 +181,42 @@ def staged(uri: str, overwrite: bool) -> Iterator[Path]:
         StorageError: An index is at the URI, or the store fails.
     """
     check_uri(uri, overwrite)
-    place = copies_of(uri)
-    with explained(f"building {uri} in {place}", "set IRKIT_CACHE to a folder that can be written"):
-        make_folder(place)
-    folder = place / "build"
+    cache = copies_of(uri)
+    with explained(f"building {uri} in {cache}", "set IRKIT_CACHE to a folder that can be written"):
+        make_folder(cache)
+    folder = cache / "build"
     yield folder
     try:
-        found = upload_index(folder, uri, overwrite)
+        uploaded = upload_index(folder, uri, overwrite)
     except StorageError as error:
         raise StorageError(
             f"{error}; the index is complete in {folder}: Retriever.load of it, and save({uri!r}), uploads it"
         ) from error
-    with _locked(place):
-        if not (place / found.folder).exists():
+    with _locked(cache):
+        if not (cache / uploaded.folder).exists():
             (folder / COPY).write_text(uri)
-            folder.rename(place / found.folder)
-        _remove_others(place, found.folder)
+            folder.rename(cache / uploaded.folder)
+        _remove_others(cache, uploaded.folder)
 
 
-def _download(uri: str, found: Uploaded, place: Path) -> Path:
+def _download(uri: str, uploaded: Uploaded, cache: Path) -> Path:
     """Download the files of an index, those that are not there yet, and give their directory its name."""
     store, root = open_store_of(uri.rstrip("/"))
-    part, folder = place / f"{found.folder}.part", place / found.folder
-    with explained(f"copying {uri} to {place}", "set IRKIT_CACHE to a folder that can be written"):
-        make_folder(place)
-        with _locked(place):
+    part, folder = cache / f"{uploaded.folder}.part", cache / uploaded.folder
+    with explained(f"copying {uri} to {cache}", "set IRKIT_CACHE to a folder that can be written"):
+        make_folder(cache)
+        with _locked(cache):
             if folder.is_dir():
                 return folder
-            for name, (size, crc) in found.files.items():
+            for name, (size, crc) in uploaded.files.items():
                 target = part / name
                 make_folder(target.parent)
                 if not _is_whole(target, size, crc):
-                    source = store.unstrip_protocol(f"{root}/{found.folder}/{name}")
+                    source = store.unstrip_protocol(f"{root}/{uploaded.folder}/{name}")
                     _with_retries(f"opening {uri}", partial(_get, source, target, size, crc))
             (part / COPY).write_text(uri)
             part.rename(folder)
-            _remove_others(place, found.folder)
+            _remove_others(cache, uploaded.folder)
     return folder
 
 
@@ -307,15 +307,15 @@ def _checksum(about: dict[str, Any]) -> int:
 
 
 @contextlib.contextmanager
-def _locked(place: Path) -> Iterator[None]:
+def _locked(cache: Path) -> Iterator[None]:
     """Wait for the lock of the copies of an index."""
-    with (place / "lock").open("w") as file:
+    with (cache / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
-def _remove_others(place: Path, folder: str) -> None:
+def _remove_others(cache: Path, folder: str) -> None:
     """Remove older copies; processes that have mapped their files can still read them."""
-    for other in place.iterdir():
+    for other in cache.iterdir():
         if other.is_dir() and other.name not in (folder, "build"):
             shutil.rmtree(other, ignore_errors=True)

@@ -383,7 +383,7 @@ class Plaid(StoredRows):
         return self.store.derived(("search", self.config.device), self._load)
 
     def _load(self) -> tuple[PlaidArrays, CpuSearch | TensorSearch]:
-        arrays, place, extended = self.arrays(), self.config.device, self.store.extended
+        arrays, device_name, extended = self.arrays(), self.config.device, self.store.extended
 
         def load(device: torch.device) -> CpuSearch | TensorSearch:
             if device.type == "cpu":
@@ -397,4 +397,4 @@ class Plaid(StoredRows):
                     raise self._damaged()
             return TensorSearch(arrays, device)
 
-        return arrays, on_device(place, "searching this index", TensorSearch.needed(arrays), load)
+        return arrays, on_device(device_name, "searching this index", TensorSearch.needed(arrays), load)

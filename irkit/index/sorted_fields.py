@@ -57,11 +57,11 @@ def sort_fields(store: Store, fields: Fields, count: int) -> None:
 def _order(fields: Fields, kind: int, rows: Array, values: Array) -> Array:
     """Return the order of the entries of a group."""
     if kind == STRING:
-        numbers, place = np.unique(values, return_inverse=True)
+        numbers, inverse = np.unique(values, return_inverse=True)
         strings = [fields.string(number) for number in numbers.tolist()]
         ranks = np.empty(len(numbers), np.int64)
         ranks[sorted(range(len(strings)), key=strings.__getitem__)] = np.arange(len(strings))
-        values = ranks[place]
+        values = ranks[inverse]
     order: Array = np.lexsort((rows, values))
     return order
 
@@ -113,8 +113,8 @@ def _spans(
             yield _side(values, number, "left"), _side(values, number, "right")
     elif kind in (INT, FLOAT) and numbers and sign != "prefix":
         sign, bound = (int_bound if kind == INT else float_bound)(sign, numbers[0])
-        place = _side(values, bound, "left" if sign in ("<", ">=") else "right")
-        yield (0, place) if sign[0] == "<" else (place, n)
+        position = _side(values, bound, "left" if sign in ("<", ">=") else "right")
+        yield (0, position) if sign[0] == "<" else (position, n)
     elif kind == STRING:
         yield from _string_spans(fields, values, sign, [text for text in wanted if isinstance(text, str)])
 
@@ -126,13 +126,13 @@ def _side(values: Array, wanted: float, side: Any) -> int:
 def _string_spans(
     fields: Fields, values: Array, sign: str, wanted: Sequence[str]
 ) -> Iterator[tuple[int, int]]:
-    n, places = len(values), range(len(values))
+    n, positions = len(values), range(len(values))
 
-    def string(place: int) -> bytes:
-        return fields.string(int(values[place]))
+    def string(position: int) -> bytes:
+        return fields.string(int(values[position]))
 
     def bisect(side: Callable[..., int], text: bytes) -> int:
-        return side(places, text, key=string)
+        return side(positions, text, key=string)
 
     for text in {text.encode("utf-8", "surrogatepass") for text in wanted}:
         if sign in ("in", "prefix"):
@@ -140,5 +140,5 @@ def _string_spans(
             end = bisect(bisect_right, text) if sign == "in" else bisect(bisect_left, text + b"\xff")
             yield bisect(bisect_left, text), end
         else:
-            place = bisect(bisect_left if sign in ("<", ">=") else bisect_right, text)
-            yield (0, place) if sign[0] == "<" else (place, n)
+            position = bisect(bisect_left if sign in ("<", ">=") else bisect_right, text)
+            yield (0, position) if sign[0] == "<" else (position, n)

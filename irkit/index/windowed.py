@@ -132,9 +132,9 @@ class WindowedIndex(Index):
             allowed = np.asarray(allowed)[self._owners()]
         most = max(1, len(self.inner))
         first = self.inner.search(queries[:0], k)  # checks queries and k
-        found = Hits(np.full((len(queries), k), -1), np.full((len(queries), k), -np.inf, np.float32))
+        result = Hits(np.full((len(queries), k), -1), np.full((len(queries), k), -np.inf, np.float32))
         if not len(self.inner):
-            return Hits(found.rows, found.scores.astype(first.scores.dtype))
+            return Hits(result.rows, result.scores.astype(first.scores.dtype))
         queries = queries.to("cpu", torch.float32)
         left, depth = np.arange(len(queries)), min(2 * int(k), most)
         while len(left):
@@ -150,9 +150,9 @@ class WindowedIndex(Index):
                         few.append(query)
                         continue
                     rows, values = rows[:k], values[:k]
-                    found.rows[query, : len(rows)], found.scores[query, : len(rows)] = rows, values
+                    result.rows[query, : len(rows)], result.scores[query, : len(rows)] = rows, values
             left, depth = np.array(few, np.int64), min(_DEEPER * depth, most)
-        return found
+        return result
 
     def _fold(
         self, query: Representation, windows: Array, scores: Array, ended: bool
@@ -170,8 +170,8 @@ class WindowedIndex(Index):
         values = self._score_rows(query, rows[None])[0]
         order = np.argsort(-values, kind="stable")
         rows, values = rows[order], values[order]
-        some = values > -np.inf
-        rows, values = rows[some], values[some]
+        finite = values > -np.inf
+        rows, values = rows[finite], values[finite]
         return rows, values, len(rows) if ended else int((values > scores[-1]).sum())
 
     def _score_rows(self, queries: Representation, rows: Array) -> Array:
@@ -194,9 +194,9 @@ class WindowedIndex(Index):
         where = np.nonzero(rows >= 0)
         queries = queries.to("cpu", torch.float32)
         windows, counts = self._windows_of(rows[where])
-        each = np.bincount(where[0], counts, len(rows)).astype(np.int64)  # windows of each query
-        table = np.full((len(rows), int(each.max(initial=0))), -1, np.int64)
-        filled = np.arange(table.shape[1]) < each[:, None]
+        n_windows = np.bincount(where[0], counts, len(rows)).astype(np.int64)  # windows of each query
+        table = np.full((len(rows), int(n_windows.max(initial=0))), -1, np.int64)
+        filled = np.arange(table.shape[1]) < n_windows[:, None]
         table[filled] = windows
         return where, self.inner._score_rows(queries, table)[filled] if len(windows) else table, counts
 
@@ -223,8 +223,8 @@ class WindowedIndex(Index):
             starts = np.cumsum(counts) - counts
             scores = np.where(np.isnan(scores), -np.inf, scores)  # altered files hold NaN
             highest = np.repeat(np.maximum.reduceat(scores, starts), counts)
-            places = np.where(scores == highest, np.arange(len(scores)), len(scores))
-            best = np.minimum.reduceat(places, starts) - starts  # the first of equal ones
+            positions = np.where(scores == highest, np.arange(len(scores)), len(scores))
+            best = np.minimum.reduceat(positions, starts) - starts  # the first of equal ones
             ends = self._ends()[rows[where]]
             result[where] = self.store.read(SPANS)[ends - counts + best]
         return result

@@ -312,8 +312,8 @@ class Model(EncodingModel):
 
         def create(tokenizer: Tokenizer, encoder: AnyEncoder) -> Head:
             made = dict[str, Head]()
-            for name, given in heads.items():
-                settings: dict[str, Any] = {"head": given} if isinstance(given, str) else dict(given)
+            for name, chosen in heads.items():
+                settings: dict[str, Any] = {"head": chosen} if isinstance(chosen, str) else dict(chosen)
                 kind, similarity = settings.pop("head", name), settings.pop("similarity", None)
                 if kind not in HEADS or kind == "static":
                     raise ConfigError(

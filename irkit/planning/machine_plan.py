@@ -146,7 +146,7 @@ def _describe(
     same = [row for row in rows if row["documents"] == documents] if machines == 1 else []
     if same:
         costs = {cost: same[0][cost] for cost in costs}
-    found = {cost: check(rows, cost) for cost in (BUILD, BYTES, QUERY)}
+    comparisons = {cost: check(rows, cost) for cost in (BUILD, BYTES, QUERY)}
     return MachinePlan(
         index=index,
         documents=documents,
@@ -157,5 +157,5 @@ def _describe(
         build_hours=size * costs[BUILD] / 3.6e9,
         query_ms=costs[QUERY],
         is_measured=bool(same),
-        checks={cost: item for cost, item in found.items() if item is not None},
+        checks={cost: item for cost, item in comparisons.items() if item is not None},
     )

@@ -93,12 +93,12 @@ class LanceDB(RemoteRetriever):
 
     def fetch(self, ids: Sequence[str]) -> list[Document]:
         """Return those documents of some ids that the engine has, in any order."""
-        found = []
+        documents = []
         for start in range(0, len(ids), _TOGETHER):
             where = self._where(ids[start : start + _TOGETHER])
             rows = self._table.search().where(where).select(_columns(True)).limit(_TOGETHER).to_list()
-            found += [_document(row) for row in rows]
-        return found
+            documents += [_document(row) for row in rows]
+        return documents
 
     def __len__(self) -> int:
         """Return the number of documents."""

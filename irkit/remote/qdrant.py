@@ -67,13 +67,13 @@ class Qdrant(RemoteRetriever):
 
     def fetch(self, ids: Sequence[str]) -> list[Document]:
         """Return those documents of some ids that the engine has, in any order."""
-        found = []
+        documents = []
         for start in range(0, len(ids), _TOGETHER):
             models = self._engine.models
             match = models.MatchAny(any=list(ids[start : start + _TOGETHER]))
             where = models.Filter(must=[models.FieldCondition(key="_id", match=match)])
-            found += [_document(point.payload) for point in self._engine.scroll(where, _TOGETHER)]
-        return found
+            documents += [_document(point.payload) for point in self._engine.scroll(where, _TOGETHER)]
+        return documents
 
     def __len__(self) -> int:
         """Return the number of documents."""

@@ -236,12 +236,12 @@ def _index_of_each(model: Model, config: IndexConfig | None) -> SeveralConfig:
         ConfigError: ``config`` names a head that the model does not have.
     """
     heads = model.heads
-    given = config.indexes if isinstance(config, SeveralConfig) else {}
-    if unknown := [name for name in given if name not in heads]:
+    chosen = config.indexes if isinstance(config, SeveralConfig) else {}
+    if unknown := [name for name in chosen if name not in heads]:
         raise ConfigError(f"index: indexes of {brief(unknown)}; the model has the heads {', '.join(heads)}")
     single = None if isinstance(config, SeveralConfig) else config
     defaults = {name: single or default_index(head) for name, head in heads.items()}
-    return SeveralConfig(indexes=defaults | given)
+    return SeveralConfig(indexes=defaults | chosen)
 
 
 def _check_readable(documents: DocumentsLike) -> None:

@@ -107,10 +107,10 @@ def match_terms(query: TermWeights, document: TermWeights) -> Explanation:
             f"match_terms: {len(query.weights)} and {len(document.weights)} rows over {query.weights.dim} "
             f"and {document.weights.dim} terms; expected one row each over the same vocabulary"
         )
-    places: list[dict[str, list[TokenSpan]]] = [{}, {}]  # of each term in query and document
-    for side, found in zip((query, document), places, strict=True):
+    spans_by_token: list[dict[str, list[TokenSpan]]] = [{}, {}]  # of each term in query and document
+    for side, spans in zip((query, document), spans_by_token, strict=True):
         for span in side.spans:
-            found.setdefault(span.token, []).append(span)
+            spans.setdefault(span.token, []).append(span)
     by_term = dict(
         zip(document.weights.terms.values.tolist(), document.weights.weights.tolist(), strict=True)
     )
@@ -119,8 +119,8 @@ def match_terms(query: TermWeights, document: TermWeights) -> Explanation:
         if term in by_term:
             name = query.vocabulary[term]
             (first, *_), (second, *repeats) = (
-                found.get(name) or [TokenSpan(name, len(side.text), len(side.text))]
-                for side, found in zip((query, document), places, strict=True)
+                spans.get(name) or [TokenSpan(name, len(side.text), len(side.text))]
+                for side, spans in zip((query, document), spans_by_token, strict=True)
             )
             weights = weight, by_term[term]
             matches.append(Match(first, second, weight * by_term[term], weights, tuple(repeats)))
@@ -166,20 +166,20 @@ def _explain_windows(
     [query] = strings([query])
     text = well_formed(document.full_text)
     [[score]], [[(start, end)]] = score_in_windows(collection, windows, [query], [Document("-", text)])
-    found = explain(cast(Any, collection.model), query, text[start:end])
+    explanation = explain(cast(Any, collection.model), query, text[start:end])
 
     def move(span: TokenSpan) -> TokenSpan:
         return span._replace(start=span.start + start, end=span.end + start)
 
-    def moved(found: Explanation, score: float) -> Explanation:
+    def moved(explanation: Explanation, score: float) -> Explanation:
         matches = (
             replace(match, document=move(match.document), repeats=tuple(map(move, match.repeats)))
-            for match in found.matches
+            for match in explanation.matches
         )
-        parts = {name: moved(part, part.score) for name, part in found.parts.items()}
-        return Explanation(found.query, text, score, tuple(matches), parts)
+        parts = {name: moved(part, part.score) for name, part in explanation.parts.items()}
+        return Explanation(explanation.query, text, score, tuple(matches), parts)
 
-    return moved(found, float(score))
+    return moved(explanation, float(score))
 
 
 def explain(model: Model, query: str, document: str) -> Explanation:

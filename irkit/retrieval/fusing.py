@@ -88,11 +88,13 @@ def search_several(
     """
     names = [*queries.parts] if fuse is None or isinstance(fuse, str) else [*fuse]
     deep = min(max(depth, DEPTH), max(1, len(index)))
-    found = {name: search(index.parts[name], queries.parts[name], deep) for name in names}
-    rows = np.concatenate([hits.rows for hits in found.values()], axis=1)
+    hits_by_head = {name: search(index.parts[name], queries.parts[name], deep) for name in names}
+    rows = np.concatenate([hits.rows for hits in hits_by_head.values()], axis=1)
     if fuse is None or isinstance(fuse, str):
         ranked = 1 / (_RRF + 1 + np.arange(deep))
-        points = np.concatenate([np.where(hits.rows >= 0, ranked, 0.0) for hits in found.values()], axis=1)
+        points = np.concatenate(
+            [np.where(hits.rows >= 0, ranked, 0.0) for hits in hits_by_head.values()], axis=1
+        )
         return _best(rows, points, depth)
     candidates = _distinct(rows)
     total = np.zeros(candidates.shape)
@@ -149,8 +151,8 @@ def _best(rows: Array, points: Array, depth: int) -> Hits:
     """Add up the points of each row of a query, and return the ``depth`` best rows."""
     best = Hits(np.full((len(rows), depth), -1), np.full((len(rows), depth), -np.inf, np.float32))
     for number, (line, values) in enumerate(zip(rows, points, strict=True)):
-        distinct, places = np.unique(line[line >= 0], return_inverse=True)
-        sums = np.bincount(places, values[line >= 0], len(distinct)).astype(np.float32)
+        distinct, inverse = np.unique(line[line >= 0], return_inverse=True)
+        sums = np.bincount(inverse, values[line >= 0], len(distinct)).astype(np.float32)
         order = np.argsort(-sums, kind="stable")[:depth]
         best.rows[number, : len(order)], best.scores[number, : len(order)] = distinct[order], sums[order]
     return best

@@ -128,19 +128,19 @@ class Hybrid(Searcher):
             BadValueError: No retriever can explain it, or vectors were computed elsewhere.
         """
         with self._snapshot():
-            found = [
+            explanations = [
                 retriever.explain(query, document)
                 if isinstance(retriever, Retriever)
                 and (not isinstance(document, str) or document in retriever.documents)
                 else None
                 for retriever in self.retrievers
             ]
-        if not any(found):
+        if not any(explanations):
             raise BadValueError(
                 f"explaining a score: no index of the Hybrid holds {brief(document)}; expected the id of a "
                 "document of one, or a Document"
             )
-        return found
+        return explanations
 
     def _rank(self, queries: list[Query], selection: Selection, filter: Filter | None) -> Run:
         """Return the fused run; queries for which groups leave too few hits are searched deeper."""
@@ -194,18 +194,18 @@ class Hybrid(Searcher):
     def _fuse(self, runs: list[Run], k: int) -> Run:
         return fuse(runs, self.method, k, weights=self.weights, rrf_k=self.rrf_k)
 
-    def _passages(self, texts: list[str], found: list[list[str]]) -> list[dict[str, Passage | None]]:
+    def _passages(self, texts: list[str], id_lists: list[list[str]]) -> list[dict[str, Passage | None]]:
         """Return the best passage of each document by id, of the first retriever that has it in windows."""
         passages: list[dict[str, Passage | None]] = [{} for _ in texts]
         for retriever in self.retrievers:
             if not isinstance(retriever, Retriever) or retriever.index.windows is None:
                 continue
             ids, rows = [], []
-            for names, best in zip(found, passages, strict=True):
+            for names, best in zip(id_lists, passages, strict=True):
                 names = [name for name in names if name not in best]
-                places = retriever.documents.find(names)
-                ids.append([name for name, place in zip(names, places, strict=True) if place >= 0])
-                rows.append(places[places >= 0])
+                known_rows = retriever.documents.find(names)
+                ids.append([name for name, row in zip(names, known_rows, strict=True) if row >= 0])
+                rows.append(known_rows[known_rows >= 0])
             queries = partial(cast(Any, retriever.model).encode_representation, texts, "query")
             spans = find_passages(retriever.index, queries, rows)
             for best, names, line in zip(passages, ids, spans, strict=True):
@@ -218,8 +218,8 @@ class Hybrid(Searcher):
             missing = [name for name in ids if name not in by_id]
             if isinstance(retriever, Retriever):
                 rows = retriever.documents.find(missing)
-                found = retriever.documents.fetch(rows[rows >= 0])
+                documents = retriever.documents.fetch(rows[rows >= 0])
             else:
-                found = retriever.fetch(missing) if missing else []
-            by_id |= {document.id: document for document in found}
+                documents = retriever.fetch(missing) if missing else []
+            by_id |= {document.id: document for document in documents}
         return by_id

@@ -137,7 +137,10 @@ def _score_in_windows(
     chosen = [[numbers[item.title, item.text] for item in line] for line in lists]
     return (
         [values[np.array(line, np.int64)] for values, line in zip(table, chosen, strict=True)],
-        [[places[number] for number in line] for places, line in zip(passages, chosen, strict=True)],
+        [
+            [line_passages[number] for number in line]
+            for line_passages, line in zip(passages, chosen, strict=True)
+        ],
     )
 
 

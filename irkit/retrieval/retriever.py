@@ -141,8 +141,8 @@ class Retriever:
             collection.model  # noqa: B018 (loads and checks it)
         if isinstance(model, Model):
             return cls(collection)
-        place = path if is_uri(path) else collection.store.path.absolute()
-        return cls(collection, partial(cls.load, place, model, **options))
+        source = path if is_uri(path) else collection.store.path.absolute()
+        return cls(collection, partial(cls.load, source, model, **options))
 
     @property
     def model(self) -> AnyModel:

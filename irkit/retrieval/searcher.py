@@ -57,9 +57,9 @@ class Searcher(ABC):
             BadValueError: A number is out of range, or the filter makes no sense.
             StorageError: What is searched does not answer.
         """
-        given = options if fuse is None else cast(SearchOptions, {**options, "fuse": fuse})
-        found, single = self._find(queries, k, filter, given)
-        return found[0] if single else found
+        search_options = options if fuse is None else cast(SearchOptions, {**options, "fuse": fuse})
+        hits, single = self._find(queries, k, filter, search_options)
+        return hits[0] if single else hits
 
     @abstractmethod
     def _find(

@@ -134,9 +134,9 @@ def _read_hits(
     fuse: Fuse | None,
 ) -> list[list[Hit]]:
     """Return the hits of each query with all or some fields of their documents; see `SearchOptions`."""
-    found = [line >= 0 for line in hits.rows]
-    rows = [line[is_hit] for line, is_hit in zip(hits.rows, found, strict=True)]
-    scores = [line[is_hit] for line, is_hit in zip(hits.scores, found, strict=True)]
+    masks = [line >= 0 for line in hits.rows]
+    rows = [line[mask] for line, mask in zip(hits.rows, masks, strict=True)]
+    scores = [line[mask] for line, mask in zip(hits.scores, masks, strict=True)]
     return make_hits(collection, lambda: queries, rows, scores, fields, fuse)
 
 
@@ -160,10 +160,10 @@ def make_hits(
         lists = fetch_lists(documents, rows)
     return [
         [
-            Hit.of(document, score, fields, place)
-            for document, score, place in zip(line, values.tolist(), places, strict=True)
+            Hit.of(document, score, fields, passage)
+            for document, score, passage in zip(line, values.tolist(), line_passages, strict=True)
         ]
-        for line, values, places in zip(lists, scores, passages, strict=True)
+        for line, values, line_passages in zip(lists, scores, passages, strict=True)
     ]
 
 
@@ -203,8 +203,8 @@ def find_documents(
     """Return the hits of a query, or of each query, see `irkit.Retriever.search`."""
     contents, single = parse_contents("searching", collection.model, queries)
     batches = _find_hits(collection, contents, selection, filter, feedback, fuse)
-    found = [hits for batch in batches for hits in _read_hits(collection, *batch, selection.fields, fuse)]
-    return found[0] if single else found
+    lists = [hits for batch in batches for hits in _read_hits(collection, *batch, selection.fields, fuse)]
+    return lists[0] if single else lists
 
 
 def make_run(
@@ -301,7 +301,7 @@ def _find_groups(
     """
     depth = min(selection.stop, most)
     shape = len(queries), max(0, depth - selection.offset)
-    found = Hits(np.full(shape, -1), np.full(shape, -np.inf, np.float32))
+    result = Hits(np.full(shape, -1), np.full(shape, -np.inf, np.float32))
     left = np.arange(len(queries))
     while len(left):
         few = []
@@ -315,10 +315,10 @@ def _find_groups(
                     few.append(query)
                     continue
                 chosen = chosen[selection.offset :]
-                found.rows[query, : len(chosen)] = rows[chosen]
-                found.scores[query, : len(chosen)] = scores[chosen]
+                result.rows[query, : len(chosen)] = rows[chosen]
+                result.scores[query, : len(chosen)] = scores[chosen]
         left, depth = np.array(few, np.int64), min(DEEPER * depth, most)
-    return found
+    return result
 
 
 def _search_terms(index: Index, queries: Sparse, depth: int, allowed: Array | None) -> Hits:

@@ -107,12 +107,12 @@ def text_spans(documents: Sequence[Document], spans: Sequence[Array]) -> list[Ar
         documents: Documents of the index.
         spans: For each document, ``(windows, 2)`` start and end of its windows in the full text.
     """
-    found = []
+    result = []
     for document, span in zip(documents, spans, strict=True):
         full = document.full_text
         skipped = full.rindex(document.text.strip()) - (len(document.text) - len(document.text.lstrip()))
-        found.append((span - skipped).clip(0, len(document.text)))
-    return found
+        result.append((span - skipped).clip(0, len(document.text)))
+    return result
 
 
 def batch_documents(
@@ -206,9 +206,10 @@ def find_passages(
         return [[] for _ in rows]
     encoded = queries()
     weights = (head_weights(encoded, fuse),) if isinstance(encoded, Several) else ()
-    found = index.passages(encoded, padded, *weights).tolist()
+    spans = index.passages(encoded, padded, *weights).tolist()
     return [
-        [Passage(*place) for place in places[: len(line)]] for places, line in zip(found, rows, strict=True)
+        [Passage(*span) for span in line_spans[: len(line)]]
+        for line_spans, line in zip(spans, rows, strict=True)
     ]
 
 
@@ -224,8 +225,8 @@ def _most_tokens(model: Any) -> int | None:
 
 def _offsets(model: Any, texts: Sequence[str]) -> list[Array]:
     """Return where the tokens of each text start and end, ``(n, 2)`` each."""
-    found: list[Array] = model.pipeline("document").tokenizer.offsets(texts)
-    return found
+    offsets: list[Array] = model.pipeline("document").tokenizer.offsets(texts)
+    return offsets
 
 
 def _cut(text: str, offsets: Array, windows: WindowsConfig) -> Array:

@@ -72,8 +72,8 @@ def check_access(keys: Sequence[tuple[Scope, str]], scope: Scope, authorization:
     if scope == "read" and "read" not in scopes:
         return
     kind, _, key = authorization.strip().partition(b" ")
-    given = _hash(key.strip())
-    matches = [hmac.compare_digest(given, known) for _, known in keys]  # of all, whichever it is
+    digest = _hash(key.strip())
+    matches = [hmac.compare_digest(digest, known) for _, known in keys]  # of all, whichever it is
     if kind.lower() != b"bearer" or not any(matches):
         raise Problem(401, "no valid key; expected the header Authorization: Bearer KEY")
     if scope == "write" and keys[matches.index(True)][0] != "write":

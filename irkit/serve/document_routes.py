@@ -30,8 +30,8 @@ async def get_documents(
 
     def fetch(retriever: AnyRetriever) -> list[Document]:
         _check_there(retriever, id, True, 404, "the index has no document")
-        found = fetch_known(retriever, id)
-        return [found[name] for name in id]
+        by_id = fetch_known(retriever, id)
+        return [by_id[name] for name in id]
 
     documents = await find_index(request, name).read(fetch)
     return respond(

@@ -234,8 +234,8 @@ def _describe(explained: Explanation, kind: str, query: Any) -> JSONObject:
 def fetch_known(retriever: AnyRetriever, ids: list[str]) -> dict[str, Document]:
     """Return the documents with these ids by id; ids that the index lacks are left out."""
     if isinstance(retriever, RemoteRetriever):
-        found = {document.id: document for document in retriever.fetch(ids)}
-        return {name: found[name] for name in ids if name in found}
+        by_id = {document.id: document for document in retriever.fetch(ids)}
+        return {name: by_id[name] for name in ids if name in by_id}
     rows = retriever.documents.find(ids)
     return {document.id: document for document in retriever.documents.fetch(rows[rows >= 0])}
 

@@ -130,8 +130,8 @@ class ServedIndex:
         size = self.limits.batch_queries
         jobs = [Job(list(queries[start : start + size]), options) for start in range(0, len(queries), size)]
         key = self._key(options)
-        found = await self.searches.submit(key, [(job, len(job.queries)) for job in jobs])
-        return [result for results in found for result in results]
+        batches = await self.searches.submit(key, [(job, len(job.queries)) for job in jobs])
+        return [result for results in batches for result in results]
 
     def _key(self, options: dict[str, Any]) -> str:
         """Return a key; requests with equal keys are searched in one batch.

@@ -38,8 +38,8 @@ class ShardedDocuments(Documents):
 
     def __len__(self) -> int:
         """Global rows ever given, removed ones included."""
-        given = int(self.store.meta.get("documents", 0))
-        return given if self.store.building else max(given, row_count(self.store))
+        announced = int(self.store.meta.get("documents", 0))
+        return announced if self.store.building else max(announced, row_count(self.store))
 
     def add(self, documents: Iterable[Document]) -> range:
         """Add documents, all at once, each to its shard; see `Documents.add`."""

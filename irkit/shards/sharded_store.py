@@ -306,17 +306,17 @@ def _new_names(path: Path, shards: int) -> list[str]:
     return [f"shard-{max(known, default=0) + 1}-{number:03d}" for number in range(shards)]
 
 
-def _begin_part(store: ShardedStore, name: str, place: list[int]) -> Store:
+def _begin_part(store: ShardedStore, name: str, position: list[int]) -> Store:
     """Return the store of a shard, empty or of a build that is resumed; it is published at once."""
     path = store.path / name
     if (path / MANIFEST).exists():
         part = Store.open(path, verify=True)
-        _check_part(store, part, place)
+        _check_part(store, part, position)
         return part
     part = Store.build(path, key=store.meta["build"])
     try:
         with part.update():
-            part.meta["shard"] = place
+            part.meta["shard"] = position
         part.publish()
     except BaseException:
         part.close()
@@ -324,9 +324,9 @@ def _begin_part(store: ShardedStore, name: str, place: list[int]) -> Store:
     return part
 
 
-def _check_part(store: Store, part: Store, place: list[int]) -> None:
-    if part.meta.get("shard") != place or part.meta.get("build") != store.meta.get("build"):
+def _check_part(store: Store, part: Store, position: list[int]) -> None:
+    if part.meta.get("shard") != position or part.meta.get("build") != store.meta.get("build"):
         raise StorageError(
             f"opening index {store.path}: {part.path.name} is shard {part.meta.get('shard')} of another "
-            f"index, expected {place}; restore the directory from a copy or build the index again"
+            f"index, expected {position}; restore the directory from a copy or build the index again"
         )

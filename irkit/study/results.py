@@ -209,13 +209,13 @@ def paired_p(differences: Iterable[npt.NDArray[np.float64]], weights: Sequence[f
     return float(2 * t.sf(abs(mean) / np.sqrt(total), freedom))
 
 
-def _chosen(known: Iterable[str], wanted: Sequence[str]) -> list[str]:
+def _chosen(known: Iterable[str], names: Sequence[str]) -> list[str]:
     """Return the datasets to tabulate: those wanted, or their representations; all if none is wanted."""
-    if not wanted:
+    if not names:
         return list(known)
-    parts = {name: [each for each in known if each.rpartition("/")[0] == name] for name in wanted}
-    found = [each for name in wanted for each in ([name] if name in known else parts[name] or [name])]
-    return list(dict.fromkeys(found))
+    parts = {name: [dataset for dataset in known if dataset.rpartition("/")[0] == name] for name in names}
+    datasets = [dataset for name in names for dataset in ([name] if name in known else parts[name] or [name])]
+    return list(dict.fromkeys(datasets))
 
 
 def _aligned(

@@ -224,8 +224,8 @@ class Tokenizer:
         backend = self._backend(_LENGTH_UNKNOWN)
         with reraise_as(BadValueError, "tokenizing", _ADVICE):
             encodings = backend.encode_batch([*map(well_formed, strings(texts))], add_special_tokens=False)
-        found = [np.array(encoding.offsets, np.int64).reshape(-1, 2) for encoding in encodings]
-        return [places[places[:, 0] < places[:, 1]] for places in found]
+        spans = [np.array(encoding.offsets, np.int64).reshape(-1, 2) for encoding in encodings]
+        return [part[part[:, 0] < part[:, 1]] for part in spans]
 
     def ids(self, words: Iterable[str]) -> list[int]:
         """Return the ids of the words that are tokens of the vocabulary; other words are left out."""

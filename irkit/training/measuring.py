@@ -227,15 +227,15 @@ def _searches(
         if collection.config.index is None:
             return [_ExactSearch(collection, queries, compare)]
         return [_IndexSearch(collection, queries, stack)]
-    found = []
+    parts = []
     for name, part in several.parts.items():
         (search,) = _searches(collection, part, score, stack, weights)
         search.part = name
-        found.append(search)
+        parts.append(search)
     fused: Any = partial(compare_several, weights={name: weights.get(name, 1.0) for name in several.parts})
     fusion = _ExactSearch(collection, queries, fused)
     fusion.part, fusion.whole = FUSION, True
-    return [*found, fusion]
+    return [*parts, fusion]
 
 
 def _evaluate(collection: JudgedCollection, hits: Hits, ids: Mapping[int, str]) -> Evaluation:

@@ -32,10 +32,10 @@ def score_again(
     """
     scorer, rows = load_teacher(second.scorer), hits.rows.copy()
     best = rows[:, : second.top]
-    wanted = set(best.ravel().tolist())
-    texts = {row: document for row, document in enumerate(documents) if row in wanted}
-    own = [[texts[row] for row in line[line >= 0].tolist()] for line in best]
-    scores = score_checked(scorer, collection.queries, own)
+    row_set = set(best.ravel().tolist())
+    texts = {row: document for row, document in enumerate(documents) if row in row_set}
+    candidates = [[texts[row] for row in line[line >= 0].tolist()] for line in best]
+    scores = score_checked(scorer, collection.queries, candidates)
     for line, values in zip(best, scores, strict=True):
         line[: len(values)] = line[: len(values)][np.argsort(-values, kind="stable")]
     ranks = np.arange(rows.shape[1], 0, -1, dtype=np.float32)

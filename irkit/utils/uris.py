@@ -72,10 +72,10 @@ def describe_file(uri: str) -> dict[str, Any]:
     store, path = open_store_of(uri)
     with reraise_as(StorageError, f"reading {uri}", _ADVICE):
         try:
-            found: dict[str, Any] = store.info(path)
+            description: dict[str, Any] = store.info(path)
         except FileNotFoundError as error:
             raise StorageError(f"reading {uri}: there is no such file") from error
-    return found
+    return description
 
 
 def is_folder_of_store(uri: str) -> bool:
@@ -92,10 +92,10 @@ def list_folder(uri: str) -> list[str]:
     store, path = open_store_of(uri)
     with reraise_as(StorageError, f"reading {uri}", _ADVICE):
         try:
-            paths = store.ls(path, detail=False)
+            children = store.ls(path, detail=False)
         except FileNotFoundError:
             return []
-    return sorted(found.rstrip("/").rpartition("/")[2] for found in paths)
+    return sorted(child.rstrip("/").rpartition("/")[2] for child in children)
 
 
 def open_uri(uri: str) -> io.BufferedReader:

@@ -82,10 +82,10 @@ class AlignmentStep(TextStep):
         """Return ``loss``: the sum of squared differences, and the number of terms."""
         teacher = self._teacher[0].to(self.model.device)
         with torch.no_grad():
-            wanted = torch.stack(list(highest_logits(teacher, batch.teacher_tokens)))
-        found = torch.stack(list(highest_logits(self.model, batch.tokens)))
-        counted = (wanted > 0) | (found > 0)
-        return {"loss": ((found - wanted)[counted].square().sum(), int(counted.sum()))}
+            teacher_logits = torch.stack(list(highest_logits(teacher, batch.teacher_tokens)))
+        logits = torch.stack(list(highest_logits(self.model, batch.tokens)))
+        counted = (teacher_logits > 0) | (logits > 0)
+        return {"loss": ((logits - teacher_logits)[counted].square().sum(), int(counted.sum()))}
 
 
 def highest_logits(model: Model, tokens: Ragged) -> Iterator[Tensor]:

@@ -134,13 +134,13 @@ def _change_vocabulary(
         stages: Directory of the stages.
         first: Makes a context in which the first process is finished before the others begin.
     """
-    texts, wanted = read_corpora(config.texts), config.target
+    texts, vocabulary = read_corpora(config.texts), config.target
     with first():
-        if isinstance(wanted, DomainConfig):
-            make_target = partial(train_vocabulary, texts, config=wanted)
+        if isinstance(vocabulary, DomainConfig):
+            make_target = partial(train_vocabulary, texts, config=vocabulary)
             target = str(run_stage(stages / "vocabulary", make_target))
         else:
-            target = wanted
+            target = vocabulary
         initialize = partial(_initialize, source=source, target=target, config=config, texts=texts)
         last = run_stage(stages / "initialized", initialize)
     if (adaptation := config.adaptation) is not None:

@@ -188,10 +188,10 @@ def name_parts(row: Row, format: str, header: Sequence[str] | None = None) -> di
         texts = [name for name in names if name not in scores]
         parts = ["query", "relevant", *["others"] * len(texts)]
         pairs = [*zip(parts, texts, strict=False), *(("scores", name) for name in names if name in scores)]
-    found: dict[str, list[str]] = {}
+    columns: dict[str, list[str]] = {}
     for part, name in pairs:
-        found.setdefault(part, []).append(name)
-    return found
+        columns.setdefault(part, []).append(name)
+    return columns
 
 
 _SCORE_COLUMNS = {"vienna": slice(2), "distillation": slice(3, 5)}

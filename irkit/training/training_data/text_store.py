@@ -95,9 +95,9 @@ class TextStore:
 
     def _find(self, name: str) -> int | None:
         """Return the row of an id in the sorted tables; None if no text has the id."""
-        wanted, mark = hash_of(name), _mark(name)
-        row = bisect_left(self._sorted, wanted)
-        while row < len(self) and self._sorted[row] == wanted:
+        hashed, mark = hash_of(name), _mark(name)
+        row = bisect_left(self._sorted, hashed)
+        while row < len(self) and self._sorted[row] == hashed:
             start = int(self._starts[row])
             if self._map[start - len(mark) : start] == mark:
                 return row
