@@ -41,29 +41,29 @@ def multiply_add_words(total: Value, a: Value, b: Value, *, bfloat16: bool) -> V
     return total.code.call("llvm.x86.avx512bf16.dpbf16ps.512", total, a, b, kind=total.kind)
 
 
-def load_floats(place: Array, lanes: int) -> Value:
+def load_floats(array: Array, lanes: int) -> Value:
     """Load float32 numbers from an array of ``float`` or, widened, from an array of bfloat16 as ``u16``."""
-    numbers: Value = place.vectors(lanes)[0]
-    if place.kind == "float":
+    numbers: Value = array.vectors(lanes)[0]
+    if array.kind == "float":
         return numbers
     return (numbers.to("i32") << 16).cast(vector(lanes, "float"))
 
 
-def store_floats(place: Array, numbers: Value, rounds: bool) -> None:
+def store_floats(array: Array, numbers: Value, rounds: bool) -> None:
     """Store float32 numbers to an array of ``float`` or, rounded, to an array of bfloat16 as ``u16``.
 
     Args:
-        place: The array.
+        array: The array.
         numbers: A vector.
         rounds: The CPU has an instruction that rounds to bfloat16. Otherwise integers round to the nearest,
             ties to even; a NaN remains one, because the NaNs of bfloat16 have no low bits that could carry.
     """
     lanes = numbers.lanes
-    if place.kind == "float":
-        place.vectors(lanes)[0] = numbers
+    if array.kind == "float":
+        array.vectors(lanes)[0] = numbers
     elif rounds:
-        place.cast("bfloat", place.align).vectors(lanes)[0] = numbers.to("bfloat")
+        array.cast("bfloat", array.align).vectors(lanes)[0] = numbers.to("bfloat")
     else:
         bits = numbers.cast(vector(lanes, "i32"))
         odd = (bits >> 16) & 1
-        place.vectors(lanes)[0] = ((bits + (odd + 0x7FFF)) >> 16).to("u16")
+        array.vectors(lanes)[0] = ((bits + (odd + 0x7FFF)) >> 16).to("u16")

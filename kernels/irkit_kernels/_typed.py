@@ -221,20 +221,20 @@ class Function:
         """Return ``a * b + c``, rounded once where that is as fast."""
         return self.intrinsic("fmuladd", a.kind, a, b, c)
 
-    def masked_load(self, place: Array, mask: Value, align: int = 1) -> Value:
+    def masked_load(self, array: Array, mask: Value, align: int = 1) -> Value:
         """Load a vector; lanes that the mask leaves out are 0, and their memory is not read."""
-        kind = vector(mask.lanes, place.kind)
-        given = place, self.constant("i32", align), mask, self.constant(kind, 0)
-        return self.call(f"llvm.masked.load.{suffix(kind)}.p0", *given, kind=kind)
+        kind = vector(mask.lanes, array.kind)
+        arguments = array, self.constant("i32", align), mask, self.constant(kind, 0)
+        return self.call(f"llvm.masked.load.{suffix(kind)}.p0", *arguments, kind=kind)
 
-    def masked_store(self, place: Array, value: Value, mask: Value, align: int = 1) -> None:
+    def masked_store(self, array: Array, value: Value, mask: Value, align: int = 1) -> None:
         """Store the lanes of a vector that the mask holds; the memory of the others is not written."""
         name = f"llvm.masked.store.{suffix(value.kind)}.p0"
-        self.call(name, value, place, self.constant("i32", align), mask)
+        self.call(name, value, array, self.constant("i32", align), mask)
 
-    def prefetch(self, place: Array | Record, *, write: bool = False, locality: int = 3) -> None:
+    def prefetch(self, address: Array | Record, *, write: bool = False, locality: int = 3) -> None:
         """Bring a line of memory into the cache; ``locality`` is from 0 (used once) to 3 (used often)."""
-        self.call("llvm.prefetch.p0", place, *(self.constant("i32", word) for word in (write, locality, 1)))
+        self.call("llvm.prefetch.p0", address, *(self.constant("i32", word) for word in (write, locality, 1)))
 
     @contextmanager
     def range(self, start: Operand, stop: Operand, step: Operand = 1, **carried: Any) -> Iterator[Carried]:
@@ -351,13 +351,13 @@ class Repeat:
         self.test = test
 
 
-def _argument(code: Function, given: Any) -> tuple[str, str]:
+def _argument(code: Function, value: Any) -> tuple[str, str]:
     """Return LLVM's type and the name of an argument, as the text of a call needs them."""
-    if isinstance(given, Array | Record):
-        return "ptr", str(given)
-    if not isinstance(given, Value):
-        given = code.constant("i1" if isinstance(given, bool) else "i64", given)
-    return llvm_type(given.kind), str(given)
+    if isinstance(value, Array | Record):
+        return "ptr", str(value)
+    if not isinstance(value, Value):
+        value = code.constant("i1" if isinstance(value, bool) else "i64", value)
+    return llvm_type(value.kind), str(value)
 
 
 def _list(value: Any) -> list[Any]:

@@ -321,10 +321,10 @@ class Array:
         return Array(self.code, self.kind, str(name), self.align, self.step)
 
     def __getitem__(self, index: Operand) -> Any:
-        place = self.at(index)
+        element = self.at(index)
         if isinstance(self.kind, Struct):
-            return Record(self.kind, place.cast("u8", 1))
-        return self.code.value(self.kind, f"load {llvm_type(self.kind)}, ptr {place}, align {self.align}")
+            return Record(self.kind, element.cast("u8", 1))
+        return self.code.value(self.kind, f"load {llvm_type(self.kind)}, ptr {element}, align {self.align}")
 
     def __setitem__(self, index: Operand, value: Operand) -> None:
         value = Value(self.code, self.kind, "").like(value)

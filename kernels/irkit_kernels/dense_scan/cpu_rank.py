@@ -41,16 +41,16 @@ def write_keys() -> str:
     with x.range(0, f.n_q) as each:
         query, start = f.queries.at(each.i * f.dim), each.i * f.width
 
-        def place(i: Value) -> tuple[Value, Value, Array]:
+        def row_at(i: Value) -> tuple[Value, Value, Array]:
             row = f.chosen[start + i]
             fine = (row >= 0) & (row < f.n)
             return row, fine, f.values.at(x.where(fine, row, 0) * f.dim)
 
         with x.range(0, f.width) as loop:
-            *_, ahead = place(x.minimum(loop.i + _AHEAD, last))
+            *_, ahead = row_at(x.minimum(loop.i + _AHEAD, last))
             with x.range(0, f.dim, LANES) as lines:
                 x.prefetch(ahead.at(lines.i))
-            row, fine, numbers = place(loop.i)
+            row, fine, numbers = row_at(loop.i)
             with x.when(fine, key=x.constant("i64", _NOTHING)) as branch:
                 score = _product(x, f, query, numbers) + 0.0  # -0.0 would sort lower
                 bits = score.cast("i32")
@@ -64,14 +64,14 @@ def write_hits() -> str:
     """Write ``hits``, which turns the first keys of each query, sorted, into rows and scores."""
     x = Function("hits", public=True, f=RANK)
     (f,) = x.parameters
-    with x.range(0, f.n_q) as each, x.range(0, f.k) as loop:
-        key, place = f.keys[each.i * f.width + loop.i], each.i * f.k + loop.i
+    with x.range(0, f.n_q) as query, x.range(0, f.k) as loop:
+        key, output = f.keys[query.i * f.width + loop.i], query.i * f.k + loop.i
         upper = key.shift_signed(32).to("i32") ^ -1
         score = (upper ^ (upper.shift_signed(31) & 0x7FFFFFFF)).cast("float")
         lowest = x.constant("float", float("-inf"))
-        some = (key != _NOTHING) & (score != lowest)
-        f.rows[place] = x.where(some, key & _ROWS, -1)
-        f.scores[place] = x.where(some, score, lowest)
+        is_hit = (key != _NOTHING) & (score != lowest)
+        f.rows[output] = x.where(is_hit, key & _ROWS, -1)
+        f.scores[output] = x.where(is_hit, score, lowest)
     return module(x)
 
 
@@ -91,6 +91,6 @@ def _product(x: Function, f: Record, query: Array, numbers: Array) -> Value:
     first = (loop.sums[0] + loop.sums[1]) + (loop.sums[2] + loop.sums[3])
     with x.range(f.dim & -(4 * LANES), f.dim, LANES, total=first) as rest:
         left = x.constants("i32", range(LANES)) < (f.dim - rest.i).to("i32").broadcast(LANES)
-        here, there = (x.masked_load(place.at(rest.i), left, align=4) for place in (numbers, query))
+        here, there = (x.masked_load(array.at(rest.i), left, align=4) for array in (numbers, query))
         rest.total = x.fmuladd(here, there, rest.total)
     return x.intrinsic("vector.reduce.fadd", "float", x.constant("float", 0), rest.total, flags="reassoc")

@@ -67,11 +67,11 @@ def write_scan(vnni: bool) -> str:
         inside = (numbers >= rows.i.broadcast(LANES)) & (numbers < f.stop.broadcast(LANES))
         with x.when(f.allowed.exists(), inside=inside) as branch:
             branch.inside = branch.inside & (f.allowed.vectors(LANES)[first] != 0)
-        wanted = branch.inside
+        active = branch.inside
         here = f.codes.at(first * f.width)
         with x.range(0, f.width * LANES, 64) as lines:
             x.prefetch(here.at(lines.i + _AHEAD), locality=2)
-        with x.when(wanted.cast("u16") != 0), x.range(0, f.n_q) as each:
+        with x.when(active.cast("u16") != 0), x.range(0, f.n_q) as each:
             q = f.queries[each.i]
             products = _products(x, f, q, first, vnni) - q.total.to("i32").broadcast(LANES)
             scale = f.scales.vectors(LANES)[first] * q.scale.broadcast(LANES)
@@ -80,10 +80,10 @@ def write_scan(vnni: bool) -> str:
             bound = x.fmuladd(f.norms.vectors(LANES)[first], q.error.broadcast(LANES), bound)
             most = score + bound
             # bounds include a millionth of the lengths, so that no score below overflows
-            large = bound.compare("uge", x.constant(_FLOATS, _LARGEST)) & wanted
+            large = bound.compare("uge", x.constant(_FLOATS, _LARGEST)) & active
             with x.when(large.cast("u16") != 0):
                 q.overflow = 1
-            mask = most.compare("uge", q.threshold.broadcast(LANES)) & wanted  # NaN may be among the best
+            mask = most.compare("uge", q.threshold.broadcast(LANES)) & active  # NaN may be among the best
             with x.when((mask.cast("u16") != 0) & (q.overflow == 0)):
                 x.call("keep", f, q, most, score - bound, first.to("u32"), mask.cast("u16"))
     return module(_shrink(), _keep(), x)
@@ -101,8 +101,8 @@ def _products(x: Function, f: Record, q: Record, first: Value, vnni: bool) -> Va
     return _row_sums(x, loop.sums)
 
 
-def _words(place: Array, index: Value) -> Value:
-    words: Value = place.at(index).cast("i32", 1).vectors(LANES)[0]
+def _words(array: Array, index: Value) -> Value:
+    words: Value = array.at(index).cast("i32", 1).vectors(LANES)[0]
     return words
 
 

@@ -76,11 +76,11 @@ def find_candidates(
             table["threshold"] = -np.inf
             frame = np.zeros(len(_WORD), np.int64)
             names = "codes", "scales", "margins", "norms"
-            given = {name: _address(array.numpy()) for name, array in zip(names, codes, strict=True)}
-            given |= {"allowed": 0 if keep is None else _address(keep), "queries": _address(table)}
-            given |= {"width": codes.codes.shape[1], "n": n, "n_q": n_q, "k": k, "room": room}
-            given |= {"start": part * step, "stop": min((part + 1) * step, n)}
-            for name, number in given.items():
+            numbers = {name: _address(array.numpy()) for name, array in zip(names, codes, strict=True)}
+            numbers |= {"allowed": 0 if keep is None else _address(keep), "queries": _address(table)}
+            numbers |= {"width": codes.codes.shape[1], "n": n, "n_q": n_q, "k": k, "room": room}
+            numbers |= {"start": part * step, "stop": min((part + 1) * step, n)}
+            for name, number in numbers.items():
                 frame[_WORD[name]] = number
             _compiled("avx512vnni" in cpu_features())(_address(frame))
             parts.append((table, memory))

@@ -76,13 +76,13 @@ def ranking(values: Array, queries: Array, chosen: Array, rows: Array, scores: A
     numbers |= {name: array.__array_interface__["data"][0] for name, array in arrays.items()}
     for name, number in numbers.items():
         frame[_WORD[name]] = number
-    place, (score, hits), sort = frame.__array_interface__["data"][0], _compiled(), keys.sort
+    frame_address, (score, hits), sort = frame.__array_interface__["data"][0], _compiled(), keys.sort
     held = frame, arrays
 
     def rank(_held: Any = held) -> None:
-        score(place)
+        score(frame_address)
         sort(1)
-        hits(place)
+        hits(frame_address)
 
     return rank
 

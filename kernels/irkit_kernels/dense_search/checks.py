@@ -93,5 +93,5 @@ def check_margins(margins: Array | None, n_lists: int) -> None:
 
 def _check(name: str, array: Array | None, dtype: Any, shape: tuple[int, ...]) -> None:
     if array is None or array.dtype != dtype or array.shape != shape or not array.flags.c_contiguous:
-        found = None if array is None else (array.dtype, array.shape)
-        raise ValueError(f"dense_search: {name} is {found}, expected {np.dtype(dtype)} {shape}")
+        actual = None if array is None else (array.dtype, array.shape)
+        raise ValueError(f"dense_search: {name} is {actual}, expected {np.dtype(dtype)} {shape}")

@@ -34,8 +34,8 @@ def arrange(codes: Mapping[str, Array], n_lists: int, first_row: int = 0) -> dic
         uint8, see `put`; the others, except for the kept rows, as they were, in the new order.
     """
     rows = codes.get("rows", np.arange(first_row, first_row + len(codes["lists"]), dtype=np.uint32))
-    segment, places = empty_segment(codes, codes["lists"], rows, n_lists, _zeros)
-    put(segment, places, codes)
+    segment, positions = empty_segment(codes, codes["lists"], rows, n_lists, _zeros)
+    put(segment, positions, codes)
     return segment
 
 
@@ -52,11 +52,11 @@ def empty_segment(
         allocate: ``allocate(name, shape, dtype)`` returns an array of zeros.
 
     Returns:
-        The segment, as of `arrange`, and the place ``(n,)`` in it of each row.
+        The segment, as of `arrange`, and the position ``(n,)`` of each row in it.
     """
     n, order = len(lists), np.argsort(lists, kind="stable")
-    places = np.empty(n, np.int64)
-    places[order] = np.arange(n)
+    positions = np.empty(n, np.int64)
+    positions[order] = np.arange(n)
     segment = {"offsets": allocate("offsets", (n_lists + 1,), np.int64)}
     segment["offsets"][1:] = np.cumsum(np.bincount(lists, minlength=n_lists))
     segment["rows"] = allocate("rows", (n,), np.uint32)
@@ -66,41 +66,41 @@ def empty_segment(
     for name in _AS_THEY_ARE:
         if name in like:
             segment[name] = allocate(name, (n, *like[name].shape[1:]), like[name].dtype)
-    return segment, places
+    return segment, positions
 
 
-def put(segment: Mapping[str, Array], places: Array, codes: Mapping[str, Array]) -> None:
-    """Write the codes of some rows to their places, once.
+def put(segment: Mapping[str, Array], positions: Array, codes: Mapping[str, Array]) -> None:
+    """Write the codes of some rows to their positions, once.
 
     A block of 32 rows has 16 bytes of signs for each 4 dimensions: byte i holds the bits of row i in its
     lower half, and the bits of row i + 16 in its upper half.
     """
     for name in _AS_THEY_ARE:
         if name in codes:
-            segment[name][places] = codes[name]
+            segment[name][positions] = codes[name]
     signs = codes["signs"]
     fours = np.stack([signs & 15, signs >> 4], 2).reshape(len(signs), 2 * signs.shape[1])
     blocks = segment["signs"].reshape(-1, fours.shape[1], _HALF)
-    upper = places % BLOCK >= _HALF
+    upper = positions % BLOCK >= _HALF
     for half in (0, 1):
         chosen = np.flatnonzero(upper == half)
-        here = places[chosen]
+        here = positions[chosen]
         blocks[here // BLOCK, :, here % _HALF] |= fours[chosen] << np.uint8(4 * half)
 
 
-def codes_at(segment: Mapping[str, Array], places: Array) -> dict[str, Array]:
-    """Return the codes of the rows at some places of a segment.
+def codes_at(segment: Mapping[str, Array], positions: Array) -> dict[str, Array]:
+    """Return the codes of the rows at some positions of a segment.
 
     Returns:
         By name what `Encoder.encode` returns, except for the kept rows, and ``rows``.
     """
     packed = segment["signs"]
     blocks = packed.reshape(len(packed), packed.shape[1] // _HALF, _HALF)
-    fours = blocks[places // BLOCK, :, places % _HALF]
-    fours = fours >> (places % BLOCK >= _HALF).astype(np.uint8)[:, None] * np.uint8(4) & 15
-    lists = np.searchsorted(segment["offsets"], places, side="right") - 1
+    fours = blocks[positions // BLOCK, :, positions % _HALF]
+    fours = fours >> (positions % BLOCK >= _HALF).astype(np.uint8)[:, None] * np.uint8(4) & 15
+    lists = np.searchsorted(segment["offsets"], positions, side="right") - 1
     codes = {"lists": lists.astype(np.int32), "signs": fours[:, ::2] | fours[:, 1::2] << 4}
-    return codes | {name: segment[name][places] for name in ("rows", *_AS_THEY_ARE) if name in segment}
+    return codes | {name: segment[name][positions] for name in ("rows", *_AS_THEY_ARE) if name in segment}
 
 
 def codes_of(segment: Mapping[str, Array]) -> dict[str, Array]:

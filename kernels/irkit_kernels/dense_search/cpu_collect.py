@@ -54,7 +54,7 @@ def push(
 
 def make_room(x: Function, f: Record) -> None:
     """Drop the worst items of the collection if it has no room for another `PANEL`."""
-    with x.when(f.count + PANEL > f.wanted + SLACK):
+    with x.when(f.count + PANEL > f.n_kept + SLACK):
         x.call("shrink", f)
 
 
@@ -85,10 +85,10 @@ def _shrink(extra: bool, ties: bool = False) -> Function:
     """
     x = Function("trim" if ties else "shrink", f=FRAME)
     (f,) = x.parameters
-    keys, count, wanted = f.keys, f.count, f.wanted
+    keys, count, n_kept = f.keys, f.count, f.n_kept
     low, high, above, exact = (x.local("i64") for _ in range(4))
 
-    with x.when(count > wanted):
+    with x.when(count > n_kept):
         keys.vectors(LANES)[count] = x.constant(INTS, _LOWEST)
 
         # Find the lowest key that is kept by bisection between the lowest and the highest.
@@ -104,23 +104,23 @@ def _shrink(extra: bool, ties: bool = False) -> Function:
         with x.repeat() as bisection:
             middle = (low.value + high.value).shift_signed(1)
             level = middle.to("i32").broadcast(LANES)
-            with x.range(0, count, LANES, found=x.constant(INTS, 0)) as loop:
-                loop.found -= (keys.vectors(LANES)[loop.i] >= level).mask("i32")
-            found = x.intrinsic("vector.reduce.add", "i32", loop.found).to("i64")
-            enough = found >= wanted
-            exact.value = (found == wanted).to("i64")
+            with x.range(0, count, LANES, counts=x.constant(INTS, 0)) as loop:
+                loop.counts -= (keys.vectors(LANES)[loop.i] >= level).mask("i32")
+            reached = x.intrinsic("vector.reduce.add", "i32", loop.counts).to("i64")
+            enough = reached >= n_kept
+            exact.value = (reached == n_kept).to("i64")
             low.value = x.where(enough, middle, low.value)
             high.value = x.where(enough, high.value, middle)
             bisection.again_if((exact.value == 0) & (high.value - low.value > 1))
         lowest = low.value.to("i32")
         level = lowest.broadcast(LANES)
-        with x.range(0, count, LANES, found=x.constant(INTS, 0)) as loop:
-            loop.found -= (keys.vectors(LANES)[loop.i] > level).mask("i32")
-        above.value = x.intrinsic("vector.reduce.add", "i32", loop.found).to("i64")
+        with x.range(0, count, LANES, counts=x.constant(INTS, 0)) as loop:
+            loop.counts -= (keys.vectors(LANES)[loop.i] > level).mask("i32")
+        above.value = x.intrinsic("vector.reduce.add", "i32", loop.counts).to("i64")
 
         # Move what is kept together; of the items at the lowest key the first ones.
         arrays = [keys, f.items, *([f.bases, f.sums] if extra else [])]
-        with x.range(0, count, LANES, number=0, ties=wanted - above.value) as loop:
+        with x.range(0, count, LANES, number=0, ties=n_kept - above.value) as loop:
             here = keys.vectors(LANES)[loop.i]
             same = (here == level).cast("u16")
             if not ties:
@@ -151,7 +151,7 @@ def _without_last(x: Function, mask: Value, over: Value) -> Value:
 def _order() -> Function:
     """Copy the items to ``sorted_items``, best first, ties to the lower item, and their keys beside them.
 
-    The place of one of a few items is the number of better ones, which takes a pass over all items.
+    The rank of one of a few items is the number of better ones, which takes a pass over all items.
     """
     x = Function("order", f=FRAME)
     (f,) = x.parameters
@@ -162,17 +162,17 @@ def _order() -> Function:
     with x.when(few):
         keys.vectors(LANES)[count] = x.constant(INTS, _LOWEST)
         items.vectors(LANES)[count] = x.constant(f"<{LANES} x u32>", 0xFFFFFFFF)
-        with x.range(0, count) as each:
-            key, item = keys[each.i], items[each.i]
+        with x.range(0, count) as candidate:
+            key, item = keys[candidate.i], items[candidate.i]
             level, number = key.broadcast(LANES), item.broadcast(LANES)
-            with x.range(0, count, LANES, found=x.constant(INTS, 0)) as loop:
+            with x.range(0, count, LANES, counts=x.constant(INTS, 0)) as loop:
                 here = keys.vectors(LANES)[loop.i]
                 lower = items.vectors(LANES)[loop.i] < number
                 before = (here > level) | ((here == level) & lower)
-                loop.found -= before.mask("i32")
-            place = x.intrinsic("vector.reduce.add", "i32", loop.found).to("i64")
-            f.sorted_keys[place] = key
-            f.sorted_items[place] = item
+                loop.counts -= before.mask("i32")
+            rank = x.intrinsic("vector.reduce.add", "i32", loop.counts).to("i64")
+            f.sorted_keys[rank] = key
+            f.sorted_items[rank] = item
     return x
 
 
@@ -186,7 +186,7 @@ def _sort() -> Function:
     count, own, other = f.count, (f.keys, f.items), (f.sorted_keys, f.sorted_items)
     starts = x.local("i64", 8 * 256)
 
-    def place_of(key: Value, item: Value, byte: int) -> Array:
+    def slot_of(key: Value, item: Value, byte: int) -> Array:
         """Return where the next item with this byte goes; the largest key is first."""
         word = item if byte < 4 else (key ^ 0x7FFFFFFF).cast("u32")
         return starts.at((word >> 8 * (byte & 3) & 255).to("i64") + 256 * byte)
@@ -196,8 +196,8 @@ def _sort() -> Function:
         starts[loop.i] = 0
     with x.range(0, count) as loop:
         for byte in range(8):
-            place = place_of(own[0][loop.i], own[1][loop.i], byte)
-            place[0] = place[0] + 1
+            next_slot = slot_of(own[0][loop.i], own[1][loop.i], byte)
+            next_slot[0] = next_slot[0] + 1
     for byte in range(8):
         with x.range(256 * byte, 256 * byte + 256, total=0) as loop:
             number = starts[loop.i]
@@ -209,9 +209,9 @@ def _sort() -> Function:
         source, target = (own, other) if byte % 2 == 0 else (other, own)
         with x.range(0, count) as loop:
             key, item = source[0][loop.i], source[1][loop.i]
-            place = place_of(key, item, byte)
-            number = place[0]
-            place[0] = number + 1
+            next_slot = slot_of(key, item, byte)
+            number = next_slot[0]
+            next_slot[0] = number + 1
             target[0][number] = key
             target[1][number] = item
     with x.range(0, count, LANES) as loop:

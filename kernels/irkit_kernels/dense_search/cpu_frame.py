@@ -114,7 +114,7 @@ FRAME = Struct(
     result_bias="float",
     # Variables of a collection.
     count="i64",
-    wanted="i64",
+    n_kept="i64",
     threshold="float",  # items must score more
     # Centroids list by list, in bytes: of codes of more than a bit without kept rows.
     n_lists="i64",

@@ -51,17 +51,17 @@ def _score_panels(plan: Plan) -> Function:
             loop.sums = sums
         # scores, and the slots whose scores are above the threshold
         for v in registers:
-            place = slots.i + LANES * v
+            slot = slots.i + LANES * v
             total = loop.sums[v]
             for part in range(1, _UNROLLED):
                 total += loop.sums[part * len(registers) + v]
-            scale = scales.vectors(LANES)[place] * byte_scale
-            bias = biases.vectors(LANES)[place] * bias_factor
+            scale = scales.vectors(LANES)[slot] * byte_scale
+            bias = biases.vectors(LANES)[slot] * bias_factor
             scores = (total - offset).to("float") * scale + bias
-            exists = numbers.vectors(LANES)[place] != x.constant(vector(LANES, "u32"), NO_LIST)
+            exists = numbers.vectors(LANES)[slot] != x.constant(vector(LANES, "u32"), NO_LIST)
             mask = ((scores > f.threshold.broadcast(LANES)) & exists).cast("u16")
             with x.when(mask != 0):
-                push(x, plan, f, scores, place.to("u32"), mask)
+                push(x, plan, f, scores, slot.to("u32"), mask)
         make_room(x, f)
     return x
 
@@ -71,8 +71,8 @@ def _find_lists(plan: Plan) -> Function:
     x = Function("find_lists", f=FRAME)
     (f,) = x.parameters
 
-    def collect(wanted: Value) -> None:
-        f.count, f.wanted, f.threshold = 0, wanted, float("-inf")
+    def collect(n_kept: Value) -> None:
+        f.count, f.n_kept, f.threshold = 0, n_kept, float("-inf")
 
     collect(f.groups)
     group_arrays = f.group_panels, f.group_scales, f.group_biases, f.group_numbers

@@ -33,14 +33,14 @@ def _prepare(plan: Plan) -> Function:
     """Prepare query ``%query``, and set what its scores are multiplied with at the end."""
     x = Function("prepare", f=FRAME, query="i64")
     f, query = x.parameters
-    place, dim, values = f.queries.at(query * f.dim), f.dim, f.values
-    f.query = place
+    query_values, dim, values = f.queries.at(query * f.dim), f.dim, f.values
+    f.query = query_values
     zero = x.constant(FLOATS, 0)
     f.factor = x.where(f.euclidean != 0, 2.0, x.constant("float", 1.0))
     factor = f.factor.broadcast(LANES)
     with x.range(0, plan.width, LANES, square=zero) as loop:
         left = (dim - loop.i).to("i32").broadcast(LANES)
-        here = x.masked_load(place.at(loop.i), x.constants("i32", range(LANES)) < left, align=4)
+        here = x.masked_load(query_values.at(loop.i), x.constants("i32", range(LANES)) < left, align=4)
         loop.square = loop.square + here * here
         values.vectors(LANES)[loop.i] = here * factor
     square = _total(x, loop.square)
@@ -76,8 +76,8 @@ def _rotate(plan: Plan) -> Function:
         with x.range(0, plan.width, CHUNK) as chunks:
             parts = []
             for j in range(0, CHUNK, LANES):
-                place = chunks.i + j
-                parts.append(values.vectors(LANES)[place] * signs.vectors(LANES)[place])
+                column = chunks.i + j
+                parts.append(values.vectors(LANES)[column] * signs.vectors(LANES)[column])
             for j, part in enumerate(_hadamard(x, parts)):
                 other.vectors(LANES)[chunks.i + LANES * j] = part
         last = plan.width - 1
@@ -162,24 +162,24 @@ def _fill_table(plan: Plan) -> Function:
     return x
 
 
-def look_up(x: Function, plan: Plan, table: Value, places: Value, scratch: Array) -> Value:
+def look_up(x: Function, plan: Plan, table: Value, indices: Value, scratch: Array) -> Value:
     """Look up 64 bytes, of which each 16 have their own 16 bytes of the table.
 
     Args:
         x: The function.
         plan: Says which instruction to use.
         table: 64 bytes.
-        places: 64 bytes below 16.
+        indices: 64 bytes below 16.
         scratch: 128 bytes of memory, used without such an instruction.
     """
     name, size = plan.shuffle
     if size == 64:
-        return x.call(name, table, places, kind=BYTES)
+        return x.call(name, table, indices, kind=BYTES)
     if size:
         parts = []
         for start in range(0, 64, size):
             lanes = range(start, start + size)
-            part = x.shuffle(table, None, lanes), x.shuffle(places, None, lanes)
+            part = x.shuffle(table, None, lanes), x.shuffle(indices, None, lanes)
             parts.append(x.call(name, *part, kind=part[0].kind))
         while len(parts) > 1:
             pairs = zip(parts[::2], parts[1::2], strict=True)
@@ -187,7 +187,7 @@ def look_up(x: Function, plan: Plan, table: Value, places: Value, scratch: Array
         return parts[0]
     scratch.vectors(64)[0] = table
     target = scratch.at(64)
-    target.vectors(64)[0] = places
+    target.vectors(64)[0] = indices
     for i in range(64):
         target[i] = scratch[target[i].to("i64") + i // 16 * 16]
     return target.vectors(64)[0]

@@ -26,9 +26,9 @@ def write_rank(plan: Plan) -> list[Function]:
 
 def _segment(x: Function, f: Record, position: Value) -> Record:
     """Return the segment of a position: the last that begins at or before it."""
-    with x.range(1, f.n_segments, found=0) as loop:
-        loop.found = x.where(f.segments[loop.i].first <= position, loop.i, loop.found)
-    segment: Record = f.segments[loop.found]
+    with x.range(1, f.n_segments, number=0) as loop:
+        loop.number = x.where(f.segments[loop.i].first <= position, loop.i, loop.number)
+    segment: Record = f.segments[loop.number]
     return segment
 
 
@@ -49,14 +49,14 @@ def _rank_codes(plan: Plan) -> Function:
     def codes(i: Value) -> tuple[Record, Value, Array]:
         position = items[i].to("i64")
         segment = _segment(x, f, position)
-        place = position - segment.first
-        return segment, place, segment.planes.at(place * (others * plane))
+        row = position - segment.first
+        return segment, row, segment.planes.at(row * (others * plane))
 
     with x.range(0, f.count) as loop:
         *_, ahead = codes(x.minimum(loop.i + _AHEAD, last))
         for line in range(0, others * plane, 64):
             x.prefetch(ahead.at(line))
-        segment, place, bits = codes(loop.i)
+        segment, row, bits = codes(loop.i)
         # product of the query with the other bits
         total = x.constant(INTS, 0)
         for chunk in range(0, plan.width, CHUNK):
@@ -68,10 +68,10 @@ def _rank_codes(plan: Plan) -> Function:
         product = x.intrinsic("vector.reduce.add", "i32", total).to("i64")
         rest = (product * 2 - f.byte_total * most).to("float") * half_scale
         signs = f.sums[loop.i] * sign_scale
-        base, (factor, base_factor) = f.bases[loop.i], _factors(segment, place)
+        base, (factor, base_factor) = f.bases[loop.i], _factors(segment, row)
         score = (signs + rest) * factor + (base * base_factor + base)
         with x.when(segment.biases.exists(), score=score) as branch:
-            branch.score = score + segment.biases[place]
+            branch.score = score + segment.biases[row]
         f.keys[loop.i] = key_of(branch.score)
     return x
 
@@ -85,9 +85,9 @@ def _joined(x: Function, masks: list[Value]) -> Value:
     return levels
 
 
-def _factors(segment: Record, place: Value) -> tuple[Value, Value]:
+def _factors(segment: Record, row: Value) -> tuple[Value, Value]:
     """Return the factors of the levels and of the base of a row."""
-    word = segment.level_factors[place]
+    word = segment.level_factors[row]
     return (word & 0xFFFF0000).cast("float"), (word << 16).cast("float")
 
 
@@ -104,18 +104,18 @@ def _rank_levels(plan: Plan) -> Function:
     with x.range(0, f.count) as loop:
         position = f.items[loop.i].to("i64")
         segment = _segment(x, f, position)
-        place = position - segment.first
+        row = position - segment.first
 
         # The product with the centroid of the row's list.
-        number = _list(x, f, segment, place)
+        number = _list(x, f, segment, row)
         product = _product(x, f, plan, f.list_codes.at(number * plan.width))
         base = product * f.list_code_scales[number]
 
         # The product with the levels. The sign bits of 4 dimensions are half of a byte, see `cpu_scan`.
-        lane = place & (BLOCK - 1)
-        signs = segment.signs.at((place >> 5) * (4 * plan.width) + (lane & (LANES - 1)))
+        lane = row & (BLOCK - 1)
+        signs = segment.signs.at((row >> 5) * (4 * plan.width) + (lane & (LANES - 1)))
         shift = (lane >> 4 << 2).to("u64")
-        planes = segment.planes.at(place * (others * plane))
+        planes = segment.planes.at(row * (others * plane))
         zero = x.constant(FLOATS, 0)
         with x.range(0, plan.width, CHUNK, sums=[zero] * len(parts)) as chunks:
             mask = x.constant("u64", 0)
@@ -129,23 +129,23 @@ def _rank_levels(plan: Plan) -> Function:
                 sums[v] = x.fmuladd(here - middle, values.vectors(LANES)[chunks.i + LANES * v], sums[v])
             chunks.sums = sums
         total = _added(x, chunks.sums)
-        factor, base_factor = _factors(segment, place)
+        factor, base_factor = _factors(segment, row)
         score = total * factor + (base * base_factor + base)
         with x.when(segment.biases.exists(), score=score) as branch:
-            branch.score = score + segment.biases[place]
+            branch.score = score + segment.biases[row]
         f.keys[loop.i] = key_of(branch.score)
     return x
 
 
-def _list(x: Function, f: Record, segment: Record, place: Value) -> Value:
-    """Return the number of the list that has a place: the last that begins at or before it."""
+def _list(x: Function, f: Record, segment: Record, row: Value) -> Value:
+    """Return the number of the list that has a row: the last that begins at or before it."""
     offsets, last = segment.offsets, f.n_lists - 1
-    with x.range(0, f.list_bits, found=0, jump=x.constant("i64", 1) << f.list_bits - 1) as loop:
-        ahead = loop.found + loop.jump
-        fine = (ahead <= last) & (offsets[x.minimum(ahead, last)] <= place)
-        loop.found = x.where(fine, ahead, loop.found)
+    with x.range(0, f.list_bits, number=0, jump=x.constant("i64", 1) << f.list_bits - 1) as loop:
+        ahead = loop.number + loop.jump
+        fine = (ahead <= last) & (offsets[x.minimum(ahead, last)] <= row)
+        loop.number = x.where(fine, ahead, loop.number)
         loop.jump = loop.jump >> 1
-    number: Value = loop.found
+    number: Value = loop.number
     return number
 
 
@@ -163,12 +163,12 @@ def _rank_rows(plan: Plan) -> Function:
     with x.range(0, f.count, number=0) as loop:
         position = items[loop.i].to("i64")
         segment = _segment(x, f, position)
-        place = position - segment.first
-        row = segment.rows[place]
+        offset = position - segment.first
+        row = segment.rows[offset]
         key = keys[loop.i]
         if size:
             with x.when(segment.biases.exists(), bias=0.0) as branch:
-                branch.bias = segment.biases[place]
+                branch.bias = segment.biases[offset]
             biases[loop.number] = branch.bias
         items[loop.number] = row
         keys[loop.number] = key
@@ -217,9 +217,9 @@ def _product(x: Function, f: Record, plan: Plan, row: Array) -> Value:
     with x.range(0, whole, CHUNK, sums=[zero] * 4) as loop:
         sums = list(loop.sums)
         for v in range(4):
-            place = loop.i + LANES * v
-            number = widened(numbers.vectors(LANES)[place])
-            sums[v] = x.fmuladd(number, query.vectors(LANES)[place], sums[v])
+            column = loop.i + LANES * v
+            number = widened(numbers.vectors(LANES)[column])
+            sums[v] = x.fmuladd(number, query.vectors(LANES)[column], sums[v])
         loop.sums = sums
     if int8:
         return _added(x, loop.sums)

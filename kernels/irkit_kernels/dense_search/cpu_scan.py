@@ -52,29 +52,29 @@ def _scan_rows(plan: Plan) -> Function:
             sums = list(loop.sums)
             for j in range(_UNROLLED):
                 x.prefetch(next_block.at(loop.i + j * step), locality=2)
-            found: list[list[Value]] = [[], []]
+            byte_sums: list[list[Value]] = [[], []]
             for j in range(_UNROLLED):
                 codes = block.vectors(step)[loop.i + j * step]
                 sums_of = table.vectors(step)[loop.i + j * step]
                 upper = (codes.cast(_WORDS) >> 4).cast(codes.kind)
-                for half, places in enumerate((codes & 15, upper & 15)):
-                    found[half].append(look_up(x, plan, sums_of, places, scratch))
-            for half, (a, b, c, d) in enumerate(found):
+                for half, indices in enumerate((codes & 15, upper & 15)):
+                    byte_sums[half].append(look_up(x, plan, sums_of, indices, scratch))
+            for half, (a, b, c, d) in enumerate(byte_sums):
                 four = ((a + b) + (c + d)).cast(_WORDS)  # still a byte per row
                 sums[2 * half] += four
                 sums[2 * half + 1] += four >> 8
             loop.sums = sums
 
         # Rows of the block that belong to the list.
-        place = blocks.i << 5
-        above = x.minimum(stop - place, BLOCK).cast("u64")
-        below = x.maximum(start - place, 0).cast("u64")
+        first_row = blocks.i << 5
+        above = x.minimum(stop - first_row, BLOCK).cast("u64")
+        below = x.maximum(start - first_row, 0).cast("u64")
         one = x.constant("u64", 1)
         inside = ((one << above) - 1) & ~((one << below) - 1)
 
         for half in (0, 1):
             total = _total(x, plan, *loop.sums[2 * half : 2 * half + 2])
-            here = place + LANES * half
+            here = first_row + LANES * half
             members = (inside >> LANES * half).to("u16")
             lanes = members.cast(vector(LANES, "i1"))
             numbers = (total + total - offset).to("float")

@@ -32,12 +32,12 @@ def _search_query(plan: Plan) -> Function:
 
     # Collect rows of these lists by their signs, and rank them.
     lists = f.count
-    f.count, f.wanted, f.threshold = 0, f.candidates, float("-inf")
+    f.count, f.n_kept, f.threshold = 0, f.candidates, float("-inf")
     x.call("scan_probed", f, lists)
     x.call("shrink", f)
     if plan.nbits > 1:
         x.call("rank_codes", f)
-        f.wanted = f.refined
+        f.n_kept = f.refined
         x.call("shrink", f)
         if plan.keep == "none":
             x.call("rank_levels", f)
@@ -45,7 +45,7 @@ def _search_query(plan: Plan) -> Function:
 
     # Sort the hits alone.
     k = f.k
-    f.wanted = k
+    f.n_kept = k
     x.call("trim", f)
     x.call("order", f)
 

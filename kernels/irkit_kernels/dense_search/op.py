@@ -190,25 +190,25 @@ class Searcher:
         some = bool(self.n_rows and self.n_lists and len(self._segments))
         frame[_WORD["n_q"]], frame[_WORD["k"]], frame[_WORD["allowed"]] = some, k, 0
         held = self, frame, query, self._thread.memory
-        search, place, target = self._search, address(frame), query[0]
+        search, frame_address, target = self._search, address(frame), query[0]
         copy_rows, copy_scores = rows.copy, scores.copy
 
         def find(query: Array, _held: Any = held) -> tuple[Array, Array]:
             target[:] = query
-            search(place)
+            search(frame_address)
             return copy_rows(), copy_scores()
 
         return find
 
     def effort(self, effort: Effort | int, k: int) -> Effort:
         """Return an effort whose numbers are possible."""
-        given = effort if isinstance(effort, Effort) else effort_of(effort, k)
-        probes = min(max(given.probes, 1), max(self.n_lists, 1))
+        chosen = effort if isinstance(effort, Effort) else effort_of(effort, k)
+        probes = min(max(chosen.probes, 1), max(self.n_lists, 1))
         most = max(sum(len(part["rows"]) for part in self._segments), 1)
-        candidates = min(max(given.candidates, k, 1), most)
+        candidates = min(max(chosen.candidates, k, 1), most)
         most_groups, share = self._n_groups, 3 * probes / max(self.n_lists, 1)
-        groups = given.groups or max(-(-most_groups // 8), 4, math.ceil(share * most_groups))
-        refined = min(max(given.refined, k), candidates)
+        groups = chosen.groups or max(-(-most_groups // 8), 4, math.ceil(share * most_groups))
+        refined = min(max(chosen.refined, k), candidates)
         return Effort(probes, candidates, refined, min(max(groups, 1), most_groups))
 
     def _allowed(self, keep: Array) -> Array:

@@ -69,30 +69,30 @@ def reference(
     lists = lists[list_scores[lists].argsort(descending=True, stable=True)[: effort.probes]]
 
     # Score the rows of these lists by their signs, and choose candidates.
-    found = [
+    probed = [
         _Rows(segment, slice(*segment["offsets"][number : number + 2]), list_scores[number] - biases[number])
         for number in lists.tolist()
         for segment in segments
     ]
-    bits = torch.cat([part.bits for part in found])
+    bits = torch.cat([part.bits for part in probed])
     sums = (2 * bits.long() @ levels - levels.sum()).float()
     bases, row_biases, factors, base_factors = (
-        torch.cat([getattr(part, name) for part in found])
+        torch.cat([getattr(part, name) for part in probed])
         for name in ("bases", "biases", "factors", "base_factors")
     )
     scores = sums * factors * level_scale + ((bases * base_factors + bases) + row_biases)
-    rows = torch.cat([part.rows for part in found])
+    rows = torch.cat([part.rows for part in probed])
     allowed = torch.ones(n_rows, dtype=torch.bool) if keep is None else torch.from_numpy(keep)
     scores = torch.where(allowed[rows], scores, -torch.inf)
     chosen = scores.argsort(descending=True, stable=True)[: effort.candidates]
 
     # Score them by all bits.
-    nbits = found[0].nbits
+    nbits = probed[0].nbits
     if nbits > 1:
-        rest = torch.cat([part.rest for part in found])[chosen].long() @ query_bytes
+        rest = torch.cat([part.rest for part in probed])[chosen].long() @ query_bytes
         rest = (2 * rest - ((1 << nbits - 1) - 1) * query_bytes.sum()).float() * (byte_scale * 0.5)
         signs = sums[chosen] * (level_scale * 2.0 ** (nbits - 2))
-        factor, base_factor = torch.cat([part.level_factors for part in found])[chosen].T
+        factor, base_factor = torch.cat([part.level_factors for part in probed])[chosen].T
         own = bases[chosen]
         better = (signs + rest) * factor + (own * base_factor + own) + row_biases[chosen]
         scores[chosen] = torch.where(scores[chosen].isfinite(), better, -torch.inf)
@@ -104,7 +104,7 @@ def reference(
     if kept is None and nbits > 1:
         codes, own_scales = quantized(rotate(torch.from_numpy(centroids), rotation).numpy())
         table = torch.from_numpy(codes * own_scales[:, None])
-        vectors = torch.cat([decode(part.codes, table) for part in found])[chosen]
+        vectors = torch.cat([decode(part.codes, table) for part in probed])[chosen]
         finals = vectors.double() @ values.double() + row_biases[chosen].double()
     if kept is not None:
         mine = torch.from_numpy(kept[rows[chosen].numpy()].astype(np.float64))
@@ -125,24 +125,24 @@ def reference(
 class _Rows:
     """The rows of a list in a segment."""
 
-    def __init__(self, segment: Mapping[str, Array], place: slice, base: Tensor) -> None:
+    def __init__(self, segment: Mapping[str, Array], span: slice, base: Tensor) -> None:
         n = len(segment["rows"])
-        signs = unpack_signs(segment["signs"], n)[place]
-        self.rows = torch.from_numpy(segment["rows"][place].astype(np.int64))
+        signs = unpack_signs(segment["signs"], n)[span]
+        self.rows = torch.from_numpy(segment["rows"][span].astype(np.int64))
         self.bits = torch.from_numpy(np.unpackbits(signs, axis=1, bitorder="little"))
-        words = segment["factors"][place]
+        words = segment["factors"][span]
         self.factors, self.base_factors = map(torch.from_numpy, two_floats(words))
-        self.biases = torch.from_numpy(segment.get("biases", np.zeros(n, np.float32))[place])
+        self.biases = torch.from_numpy(segment.get("biases", np.zeros(n, np.float32))[span])
         self.bases, self.nbits = base.expand(len(self.rows)), 1
         if "planes" in segment:
             width = self.bits.shape[1]
             self.nbits = 1 + 8 * segment["planes"].shape[1] // width
-            planes = np.unpackbits(segment["planes"][place], axis=1, bitorder="little")
+            planes = np.unpackbits(segment["planes"][span], axis=1, bitorder="little")
             planes = planes.reshape(len(planes), self.nbits - 1, width)
             rest = (planes << np.arange(self.nbits - 1)[:, None]).sum(1, dtype=np.int64)
             self.rest = torch.from_numpy(rest)
-            self.level_factors = torch.from_numpy(np.stack(two_floats(segment["level_factors"][place]), 1))
-            self.codes = codes_at(segment, np.arange(place.start, place.stop))
+            self.level_factors = torch.from_numpy(np.stack(two_floats(segment["level_factors"][span]), 1))
+            self.codes = codes_at(segment, np.arange(span.start, span.stop))
 
 
 def _length(query: Array) -> float:

@@ -124,10 +124,10 @@ def _quantize() -> Function:
 
 def _load_row(f: Function, x: Array, k: Value, i: Value, vectors: int) -> list[Value]:
     """Load 4 vectors of the row from column ``i``, or one vector with zeros after the end of the row."""
-    place = x.at(i)
+    start = x.at(i)
     if vectors > 1:
-        return [place.vectors(LANES)[LANES * j] for j in range(vectors)]
-    return [f.masked_load(place, _columns_below(f, 0, k - i), align=4)]
+        return [start.vectors(LANES)[LANES * j] for j in range(vectors)]
+    return [f.masked_load(start, _columns_below(f, 0, k - i), align=4)]
 
 
 def _tile(gelu: bool, vnni: bool) -> Function:

@@ -131,8 +131,8 @@ class Corpus:
 
     def maxsim(self) -> Tensor:
         """Score documents: decode, multiply, take the maxima."""
-        places, owners = self.places(self.rows)
-        tokens = Tokens(*(x[places] for x in self.tokens))
+        positions, owners = self.places(self.rows)
+        tokens = Tokens(*(x[positions] for x in self.tokens))
         return self.best(self.decode(tokens) @ self.query.T, owners, len(self.rows))
 
     def probe(self) -> Tensor:
@@ -149,16 +149,16 @@ class Corpus:
 def _common(x: Corpus) -> list[Step]:
     # inputs of the steps, of one query
     keep, packed = np.ones(DOCUMENTS, bool), pack_centroids(x.c)
-    found = probe(x.table, NPROBE, *x.lists, keep, DOCUMENTS)
-    places, owners = x.places(found)
-    codes = torch.from_numpy(x.codes[places].astype(np.int64))
+    candidates = probe(x.table, NPROBE, *x.lists, keep, DOCUMENTS)
+    positions, owners = x.places(candidates)
+    codes = torch.from_numpy(x.codes[positions].astype(np.int64))
     some, half = x.values[:VECTORS], x.centroids.bfloat16().T
 
     def chosen(codes: Any) -> Tensor:
         return (some * x.centroids[torch.as_tensor(codes).long()]).sum(1)
 
     def rough() -> NDArray[np.int32]:
-        return interaction(x.table, x.codes, x.offsets, found)
+        return interaction(x.table, x.codes, x.offsets, candidates)
 
     # each step by the kernel and by torch, and the largest difference that is allowed
     return [
@@ -189,9 +189,9 @@ def _common(x: Corpus) -> list[Step]:
         Step(
             "interaction",
             "document token",
-            len(places),
+            len(positions),
             lambda: torch.from_numpy(rough()) * (1.25 / 255) - 0.25 * QUERY,
-            lambda: x.best(x.scores[codes], owners, len(found)),
+            lambda: x.best(x.scores[codes], owners, len(candidates)),
             0.5 * QUERY / 100,
         ),
     ]

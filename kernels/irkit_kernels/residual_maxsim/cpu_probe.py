@@ -77,12 +77,12 @@ def _clear(x: Writer) -> None:
 def _insert(x: Writer, values: list[Value]) -> None:
     """Insert a value into each falling column of best scores, and drop the lowest of the column."""
     with x.range(0, x.arguments.nprobe, values=values) as loop:
-        place = x.arguments.best.at(loop.i * x.plan.lanes)
+        best_row = x.arguments.best.at(loop.i * x.plan.lanes)
         lower = []
-        for v, old in enumerate(x.words(place)):
+        for v, old in enumerate(x.words(best_row)):
             new = loop.values[v]
             above = new > old
-            place.vectors(LANES)[LANES * v] = x.where(above, new, old)
+            best_row.vectors(LANES)[LANES * v] = x.where(above, new, old)
             lower.append(x.where(above, old, new))
         loop.values = lower
 
@@ -120,5 +120,5 @@ def _add_documents(x: Writer, hit: _Hit) -> None:
     list_range = a.list_offsets.at(hit.centroid)
     start, stop = list_range[0], list_range[1]
     with x.range(x.maximum(start, 0), x.minimum(stop, a.listed)) as loop:
-        place = a.counts.at(x.minimum(a.lists[loop.i].to("i64"), a.last))
-        place[0] = x.intrinsic("uadd.sat", "u8", place[0], hit.tokens)
+        count = a.counts.at(x.minimum(a.lists[loop.i].to("i64"), a.last))
+        count[0] = x.intrinsic("uadd.sat", "u8", count[0], hit.tokens)

@@ -154,8 +154,8 @@ def write_maxsim(plan: Plan, code: str, nbits: int, width: int, fine: bool = Fal
                 sums = x.dots(a.scratch, stride, part.query, bias)
                 rests = []  # products with what rounding took, from coarse to fine
                 for part_ in range(PARTS if fine else 0):
-                    place = a.blocks * part_ + blocks.i
-                    low, low_bias = a.low.at(place * (plan.dim * lanes)), a.low_bias.at(place * lanes)
+                    block = a.blocks * part_ + blocks.i
+                    low, low_bias = a.low.at(block * (plan.dim * lanes)), a.low_bias.at(block * lanes)
                     rests.append(x.dots(a.scratch, stride, low, x.words(low_bias)))
                 for r in range(TILE):
                     for v, score in enumerate(x.words(part.scores.at(rows[r]))):

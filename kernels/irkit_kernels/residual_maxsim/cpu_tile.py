@@ -144,10 +144,10 @@ class Writer(Function):
         offsets: Array = self.arguments.offsets.at(self.arguments.documents[i].to("i64"))
         return offsets
 
-    def prefetch_bytes(self, place: Array, size: int) -> None:
+    def prefetch_bytes(self, array: Array, size: int) -> None:
         """Prefetch ``size`` bytes."""
         for line in range(0, size, 64):
-            self.prefetch(place.cast("u8", 1).at(line), locality=2)
+            self.prefetch(array.cast("u8", 1).at(line), locality=2)
 
     def half(self, number: Value) -> Value:
         """Return a finite float16, given as i16, as float32 in all lanes.
@@ -169,8 +169,8 @@ class Writer(Function):
         """
         plan = self.plan
 
-        def step(row: Array, place: Array, sums: list[Value], words: int) -> list[Value]:
-            sums, q_words, row_words = list(sums), place.cast("i32", 1), row.cast("i32", 1, 1)
+        def step(row: Array, query_words: Array, sums: list[Value], words: int) -> list[Value]:
+            sums, q_words, row_words = list(sums), query_words.cast("i32", 1), row.cast("i32", 1, 1)
             for word in range(words):
                 q = [q_words.vectors(LANES)[LANES * (word * plan.vectors + v)] for v in self.vectors]
                 for r in range(TILE):
@@ -225,9 +225,9 @@ class Writer(Function):
         if not table:  # one by one
             with self.range(0, count, 4) as loop:
                 for k in range(4):
-                    place = target.at(loop.i + k)
-                    window = place[0].to("i64")
-                    place[0] = self.arguments.levels[window]
+                    byte = target.at(loop.i + k)
+                    window = byte[0].to("i64")
+                    byte[0] = self.arguments.levels[window]
 
     @property
     def _permutes(self) -> bool:

@@ -31,9 +31,9 @@ class Vectors(Writer):
 
     def vector(self, array: Array, row: Value) -> list[Value]:
         """Load the chunks of a row of an array, with zeros after its end."""
-        place, last = array.at(row * self.plan.dim), self.chunks - 1
-        chunks = [place.vectors(LANES)[LANES * i] for i in range(last)]
-        return [*chunks, self.masked_load(place.at(LANES * last), self.mask, align=4)]
+        address, last = array.at(row * self.plan.dim), self.chunks - 1
+        chunks = [address.vectors(LANES)[LANES * i] for i in range(last)]
+        return [*chunks, self.masked_load(address.at(LANES * last), self.mask, align=4)]
 
     def rounded(self, numbers: Value) -> Value:
         """Round 16 float32 to the nearest integers."""
@@ -151,9 +151,9 @@ def write_decode(dim: int, code: str, nbits: int, width: int, vnni: bool) -> str
         out = arguments.out.at(loop.i * dim)
         for chunk, c in enumerate(centroid):
             numbers = x.fmuladd(b, x.levels(arguments.scratch, chunk), a * c)
-            place = out.at(LANES * chunk)
+            address = out.at(LANES * chunk)
             if chunk < x.chunks - 1:
-                place.vectors(LANES)[0] = numbers
+                address.vectors(LANES)[0] = numbers
             else:
-                x.masked_store(place, numbers, x.mask, align=4)
+                x.masked_store(address, numbers, x.mask, align=4)
     return module(x)

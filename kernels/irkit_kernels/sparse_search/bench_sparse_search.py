@@ -76,9 +76,9 @@ class Problem:
             np.sort(rng.permutation(np.arange(offsets[row], offsets[row + 1]))[:QUERY_TERMS])
             for row in rng.integers(0, n, QUERIES)
         ]
-        places = np.concatenate(chosen)
-        query_weights = (weights[places] * rng.lognormal(0, 0.3, len(places))).astype(np.float32)
-        self.queries = np.cumsum([0, *map(len, chosen)]), terms[places].astype(np.int32), query_weights
+        positions = np.concatenate(chosen)
+        query_weights = (weights[positions] * rng.lognormal(0, 0.3, len(positions))).astype(np.float32)
+        self.queries = np.cumsum([0, *map(len, chosen)]), terms[positions].astype(np.int32), query_weights
 
     def query(self, i: int) -> tuple[Array, Array]:
         """Terms and weights of a query."""
@@ -97,11 +97,11 @@ class Problem:
         """Functions that search for a query."""
         searcher = Searcher(build(self.forward, DIM), self.forward)
         exact, approximate = searcher.single(K), searcher.single(K, EFFORT)
-        given = [tuple(map(torch.from_numpy, self.query(i))) for i in range(QUERIES)]
+        queries = [tuple(map(torch.from_numpy, self.query(i))) for i in range(QUERIES)]
 
         def single(search: Any) -> Way:
             def way(i: int) -> Hits:
-                rows, scores = search(*given[i])
+                rows, scores = search(*queries[i])
                 return rows[0], scores[0]
 
             return way
@@ -154,8 +154,8 @@ class Problem:
 def _add_lists(n: int, lists: Array, rows: Array, values: Array, terms: Array, weights: Array) -> Array:
     scores = np.zeros(n, np.float32)
     for j in range(len(terms)):
-        for place in range(lists[terms[j]], lists[terms[j] + 1]):
-            scores[rows[place]] += weights[j] * values[place]
+        for position in range(lists[terms[j]], lists[terms[j] + 1]):
+            scores[rows[position]] += weights[j] * values[position]
     return scores
 
 

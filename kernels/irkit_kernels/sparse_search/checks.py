@@ -14,7 +14,7 @@ __all__ = ["check_lists"]
 
 Array = NDArray[Any]
 
-_RECORD = np.dtype([("place", "<i8"), ("range", "<i4"), ("count", "<i4"), ("scale", "<f4")])
+_RECORD = np.dtype([("start", "<i8"), ("range", "<i4"), ("count", "<i4"), ("scale", "<f4")])
 _EXACT = {
     "list_offsets": (np.int64, 1),
     "lists": (np.int32, 2),
@@ -46,8 +46,8 @@ def check_lists(arrays: Mapping[str, Array], n: int, dim: int) -> None:
         array = arrays.get(name)
         fine = array is not None and array.dtype == dtype and array.ndim == axes and array.flags.c_contiguous
         if not fine:
-            found = None if array is None else (array.dtype, array.shape)
-            raise ValueError(f"sparse_search: {name} is {found}, expected {axes} axes of {np.dtype(dtype)}")
+            actual = None if array is None else (array.dtype, array.shape)
+            raise ValueError(f"sparse_search: {name} is {actual}, expected {axes} axes of {np.dtype(dtype)}")
     lengths = {
         "list_offsets": dim + 1,
         "gains": dim,
@@ -72,7 +72,9 @@ def _check_offsets(name: str, offsets: Array, count: int) -> None:
 def _check_records(offsets: Array, lists: Array, size: int, n: int) -> None:
     """Check that each list lies within the postings, and that the lists of a term are in order of ranges."""
     records = lists.reshape(-1).view(_RECORD)
-    place, numbers, counts = (np.ascontiguousarray(records[name]) for name in ("place", "range", "count"))
+    first_bytes, numbers, counts = (
+        np.ascontiguousarray(records[name]) for name in ("start", "range", "count")
+    )
     if not len(records):
         return
     ranges = -(-n // RANGE)
@@ -80,7 +82,7 @@ def _check_records(offsets: Array, lists: Array, size: int, n: int) -> None:
         raise ValueError(f"sparse_search: lists of ranges {numbers.min()} to {numbers.max()} of {ranges}")
     vector = np.where(numbers == ranges - 1, -(-(n - (ranges - 1) * RANGE) // STEP) * STEP, RANGE)
     taken = np.where(counts < 0, vector, 3 * counts.astype(np.int64))
-    if place.min() < 0 or (place > size - taken).any():
+    if first_bytes.min() < 0 or (first_bytes > size - taken).any():
         raise ValueError(f"sparse_search: a list ends beyond the {size} bytes of postings")
     follows = np.ones(len(records), np.bool_)  # another list of the same term
     starts = offsets[:-1]

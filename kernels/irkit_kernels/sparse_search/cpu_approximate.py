@@ -66,7 +66,7 @@ def _add_best_postings() -> Function:
     f, pick, gains, start, stop = x.parameters
     postings, totals = f.best, f.totals
     first_total, limit = totals.at(0 - start), stop << 8
-    place, end = pick.place, pick.end
+    first, end = pick.next, pick.end
 
     def posting(i: Value) -> Value:
         """Return a posting: a row of 24 bits and a code of 8."""
@@ -75,7 +75,7 @@ def _add_best_postings() -> Function:
     def is_before(i: Value) -> Value:
         """Return whether a posting belongs to the list and its row lies before the end."""
         inside = i < end
-        return inside & (posting(x.where(inside, i, place)) < limit)
+        return inside & (posting(x.where(inside, i, first)) < limit)
 
     def add(i: Value, number: int) -> None:
         if number > 1:
@@ -86,11 +86,11 @@ def _add_best_postings() -> Function:
             total = first_total.at(word >> 8)
             total.value += gain
 
-    with x.count(place, lambda i: is_before(i + (_GROUP - 1)), _GROUP) as many:
+    with x.count(first, lambda i: is_before(i + (_GROUP - 1)), _GROUP) as many:
         add(many.i, _GROUP)
     with x.count(many.i, is_before) as one:
         add(one.i, 1)
-    pick.place = one.i
+    pick.next = one.i
     return x
 
 
@@ -141,7 +141,7 @@ def _pick_lists() -> Function:
         entry, first = picks[pick.i], f.best_offsets[term]
         for line in range(0, _STREAM, 64):
             x.prefetch(f.best.at(first).cast("u8").at(line))
-        entry.place = first
+        entry.next = first
         entry.end = f.best_offsets[term + 1]
         entry.share = share
         pick.picked += share
@@ -199,7 +199,7 @@ def _search_query() -> Function:
         with x.range(0, cut) as loop:
             pick = picks[loop.i]
             gains = f.code_gains.at(loop.i * _CODES)
-            with x.when(pick.place < pick.end):
+            with x.when(pick.next < pick.end):
                 x.call("add_best_postings", f, pick, gains, start, stop)
         x.call("fill_pool", f, start, stop)
         x.call("raise_limit", f, 0)

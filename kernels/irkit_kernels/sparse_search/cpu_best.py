@@ -119,5 +119,5 @@ def _blocks(
         yield rows, here, values if scales is None else values * scales[rows]
 
 
-def _rows(offsets: Array, places: Array) -> Array:
-    return (np.searchsorted(offsets, places, "right") - 1).astype(np.int32)
+def _rows(offsets: Array, positions: Array) -> Array:
+    return (np.searchsorted(offsets, positions, "right") - 1).astype(np.int32)

@@ -98,7 +98,7 @@ def _count(forward: Forward, dim: int) -> tuple[Array, Array, Array]:
 
 
 def _write(
-    triples: tuple[Array, Array, Array], counts: Array, dense: Array, places: Array, postings: Array
+    triples: tuple[Array, Array, Array], counts: Array, dense: Array, list_starts: Array, postings: Array
 ) -> Array:
     """Write the lists of a range to ``postings``, in the order of terms; return the scale of each list."""
     rows, terms, weights = triples
@@ -109,13 +109,13 @@ def _write(
     starts = np.cumsum(counts) - counts
     scales = np.maximum(np.maximum.reduceat(weights, starts) / np.float32(_CODES), np.float32(1e-30))
     codes = np.minimum(np.ceil(weights / np.repeat(scales, counts)), _CODES).astype(np.uint8)
-    vector, place = np.repeat(dense, counts), np.repeat(places, counts)
+    vector, positions = np.repeat(dense, counts), np.repeat(list_starts, counts)
     rank = np.arange(len(rows)) - np.repeat(starts, counts)
-    postings[place + np.where(vector, rows, rank)] = codes
+    postings[positions + np.where(vector, rows, rank)] = codes
     sparse = ~vector
-    place = (place + np.repeat(counts, counts) + 2 * rank)[sparse]
-    postings[place] = (rows[sparse] & 255).astype(np.uint8)
-    postings[place + 1] = (rows[sparse] >> 8).astype(np.uint8)
+    positions = (positions + np.repeat(counts, counts) + 2 * rank)[sparse]
+    postings[positions] = (rows[sparse] & 255).astype(np.uint8)
+    postings[positions + 1] = (rows[sparse] >> 8).astype(np.uint8)
     return scales
 
 

@@ -41,13 +41,13 @@ def build_few(forward: Forward, dim: int) -> tuple[Array, Array, Array] | None:
     dense = counts > n // _DENSE
     sizes = np.where(dense, n + -n % STEP, counts + -counts % GROUP)
     by_size = np.argsort(~dense, kind="stable")  # vectors first, in whole lines of the cache
-    places = np.empty(dim + 1, np.int64)
-    places[by_size] = np.cumsum(sizes[by_size]) - sizes[by_size]
+    starts = np.empty(dim + 1, np.int64)
+    starts[by_size] = np.cumsum(sizes[by_size]) - sizes[by_size]
     order = np.argsort(terms, kind="stable")
     number = np.repeat(np.arange(dim + 1), counts)
     rank = np.arange(len(terms)) - np.repeat(np.cumsum(counts) - counts, counts)
-    at = places[number] + np.where(dense[number], documents[order], rank)
+    at = starts[number] + np.where(dense[number], documents[order], rank)
     rows = (np.arange(sizes.sum()) % max(1, n)).astype(np.uint16)  # a weight of 0 adds nothing to any
     weights = np.zeros(len(rows), np.float32)
     rows[at], weights[at] = documents[order], values[order]
-    return np.stack([places, np.where(dense, -1, sizes)], 1).astype(np.int32), rows, weights
+    return np.stack([starts, np.where(dense, -1, sizes)], 1).astype(np.int32), rows, weights

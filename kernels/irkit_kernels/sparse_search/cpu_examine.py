@@ -42,10 +42,10 @@ def _estimate_score(terms: str, weights: str) -> Function:
         term = x.masked_load(own_terms.at(loop.i), exists).to("u32")
         if terms == "u32":
             term = x.intrinsic("umin", term.kind, term, dim)
-        places = x.value(vector(_LANES, "ptr"), f"getelementptr float, ptr {f.table}, {term.typed}")
+        addresses = x.value(vector(_LANES, "ptr"), f"getelementptr float, ptr {f.table}, {term.typed}")
         gather = f"llvm.masked.gather.v{_LANES}f32.v{_LANES}p0"
         zeros, four = x.constant(_FLOATS, 0), x.constant("i32", 4)
-        query_weights = x.call(gather, places, four, exists, zeros, kind=_FLOATS)
+        query_weights = x.call(gather, addresses, four, exists, zeros, kind=_FLOATS)
         weight = x.masked_load(own_weights.at(loop.i), exists)
         loop.sums = x.fma(weight if weights == "float" else weight.to("float"), query_weights, loop.sums)
     zero = x.constant("float", 0)

@@ -45,13 +45,13 @@ def _main() -> Function:
     """Search for the query that the caller gave, or else for all queries of the frame, one by one."""
     x = Function("few", public=True, f=FRAME)
     (f,) = x.parameters
-    given = f.term_words != 0
+    is_single = f.term_words != 0
     rows, scores, offsets, terms, weights = f.rows, f.scores, f.q_offsets, f.q_terms, f.q_weights
     f.out_rows = rows
     f.out_scores = scores
-    with x.when(given):
+    with x.when(is_single):
         x.call("search_one", f, True)
-    with x.when(~given):
+    with x.when(~is_single):
         f.term_words = 1
         with x.range(0, f.n_q, refused=0) as query:
             start, stop = offsets[query.i], offsets[query.i + 1]
@@ -81,8 +81,8 @@ def _search_one() -> Function:
 
 def _term(x: Function, f: Record, j: Value) -> tuple[Value, Value, Record]:
     """Return a query term, its weight, and its list; the list is empty if no document has the term."""
-    place = f.given_terms.at(j * 4 * f.term_words)  # the lower half of 64 bits is first
-    term = place.cast("u32").value.to("i64")
+    words = f.given_terms.at(j * 4 * f.term_words)  # the lower half of 64 bits is first
+    term = words.cast("u32").value.to("i64")
     weight = f.given_weights[j]
     return term, weight, f.few_lists[x.minimum(term, f.dim)]
 
@@ -127,9 +127,9 @@ def _add_scores() -> Function:
         # Postings, if the count is not negative.
         with x.range(0, count, GROUP) as loop:
             for number in range(GROUP):
-                place = loop.i + number
-                row = own_rows[place].to("i64")
-                value, total = own_weights[place], sums.at(row)
+                posting = loop.i + number
+                row = own_rows[posting].to("i64")
+                value, total = own_weights[posting], sums.at(row)
                 total.value = x.fma(value, weight, total.value)
         # A vector: a weight for each document.
         with x.when(count < 0):
@@ -172,12 +172,12 @@ def _narrow(x: Function, f: Record, most: Value) -> None:
     for other in others:
         highest = x.intrinsic("smax", _BITS, highest, other)
     top = x.intrinsic("vector.reduce.smax", "u32", highest).to("i64") + 1
-    f.low, f.top, f.count, f.wanted = 0, top, f.n, _CLOSE
+    f.low, f.top, f.count, f.step = 0, top, f.n, _CLOSE
 
     # As long as nothing is known of the lower bound, go down from the top in steps that double.
     with x.repeat() as bisection:
-        low, top, step = f.low, f.top, f.wanted
-        f.wanted = step * 2
+        low, top, step = f.low, f.top, f.step
+        f.step = step * 2
         middle = (low + top) >> 1
         middle = x.where(low == 0, x.maximum(top - step, 1), middle)
         least = _lanes(middle)
@@ -216,8 +216,8 @@ def _take(x: Function, f: Record, many: Value) -> None:
         with x.range(0, f.n_sums, _LANES) as loop:
             scores = sums.cast("i32").vectors(_LANES, align=64)[loop.i]
             f.bits = ((scores >= least) & (scores < limit)).cast(f"u{_LANES}").to("i64")
-            wanted = ~ties | (f.count < f.k)
-            with x.when(wanted & (f.bits != 0)), x.repeat() as again:
+            accepts = ~ties | (f.count < f.k)
+            with x.when(accepts & (f.bits != 0)), x.repeat() as again:
                 word, number = f.bits, f.count
                 row = loop.i + word.lowest_bit()
                 bits = sums.cast("u32")[row].to("i64")
@@ -235,13 +235,13 @@ def _sort(x: Function, f: Record, zeros: Value) -> None:
     with x.range(0, number) as loop:
         key = keys[loop.i]
         own = key.broadcast(_KEYS)
-        with x.range(0, number, _KEYS, place=0) as group:
+        with x.range(0, number, _KEYS, rank=0) as group:
             higher = (groups[group.i] > own).cast("u8").to("i64")
-            group.place += higher.count_ones()
-        place = group.place
-        with x.when(place < f.k):
+            group.rank += higher.count_ones()
+        rank = group.rank
+        with x.when(rank < f.k):
             hit = zeros | (key > _ROWS)  # the bits of the score are above
             row = _ROWS - (key & _ROWS)
-            f.out_rows[place] = x.where(hit, row, -1)
+            f.out_rows[rank] = x.where(hit, row, -1)
             bits = (key >> 32).to("i32")
-            f.out_scores.cast("i32")[place] = x.where(hit, bits, _MINUS_INFINITY)
+            f.out_scores.cast("i32")[rank] = x.where(hit, bits, _MINUS_INFINITY)

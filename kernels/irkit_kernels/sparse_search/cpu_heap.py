@@ -55,18 +55,18 @@ def write_insert_hit() -> Function:
         high.value = x.where(stay, middle, high.value)
         low.value = x.where(stay, low.value, middle + 1)
         bisection.again_if(low.value < high.value)
-    place = low.value
-    same = rows[x.maximum(place - 1, 0)] == row
-    present = (place > 0) & same
+    position = low.value
+    same = rows[x.maximum(position - 1, 0)] == row
+    present = (position > 0) & same
 
     # Move the worse hits up by one, and store the new one.
-    with x.when((place < k) & ~present):
-        moved = x.minimum(hits, k - 1) - place
+    with x.when((position < k) & ~present):
+        moved = x.minimum(hits, k - 1) - position
         for array in (rows, scores):
-            here = array.at(place)
+            here = array.at(position)
             x.call("llvm.memmove.p0.p0.i64", here.at(1), here, moved * array.step, False)
-        rows[place] = row
-        scores[place] = score
+        rows[position] = row
+        scores[position] = score
         number = x.minimum(hits + 1, k)
         f.n_hits = number
         last = k - 1
@@ -152,12 +152,12 @@ def _contains(x: Function, heap: Array, hits: Value, key: Value) -> Value:
     """Return whether a key is in the heap."""
     full = hits & -_LANES
     keys = key.broadcast(_LANES)
-    with x.range(0, full, _LANES, found=x.constant(f"<{_LANES} x i1>", 0)) as group:
+    with x.range(0, full, _LANES, present=x.constant(f"<{_LANES} x i1>", 0)) as group:
         equal = heap.vectors(_LANES)[group.i] == keys
-        group.found = group.found | equal
-    with x.range(full, hits, found=group.found.cast("u8") != 0) as one:
-        one.found = one.found | (heap[one.i] == key)
-    return one.found
+        group.present = group.present | equal
+    with x.range(full, hits, present=group.present.cast("u8") != 0) as one:
+        one.present = one.present | (heap[one.i] == key)
+    return one.present
 
 
 def _order_hits() -> Function:

@@ -20,7 +20,7 @@ __all__ = ["FRAME", "GLOBALS", "PICK", "TOP", "write_pool"]
 _LANES = 64  # totals looked at
 TOP = 255  # the highest total
 
-PICK = Struct(place="i64", end="i64", share="float")  # a list that is read, and what a code of it stands for
+PICK = Struct(next="i64", end="i64", share="float")  # a list that is read, and what a code of it stands for
 
 FRAME = cpu_frame.FRAME.extended(
     # The index, see `cpu_best.best_lists`.
@@ -155,8 +155,8 @@ def _take_highest() -> Function:
     with x.range(0, pooled, _LANES, number=0, rest=0, left=wanted - above) as loop:
 
         def take(lane: Value, now: Carried, i: Value = loop.i) -> None:
-            place = i + lane
-            code, row = totals[place], pool[place]
+            position = i + lane
+            code, row = totals[position], pool[position]
             total = code.to("i64")
             tie = (total == low) & (now.left > 0)
             pick = ((total > low) | tie).to("i64")

@@ -24,9 +24,9 @@ def write_main(name: str) -> Function:
     for words, kind in ((1, "u32"), (2, "u64")):
         with x.when(f.term_words == words):
             with x.range(0, f.given_length, number=0, refused=0) as loop:
-                given = f.given_terms.cast(kind).at(loop.i).cast("u32")  # the lower half of 64 bits is first
+                source = f.given_terms.cast(kind).at(loop.i).cast("u32")  # the lower half of 64 bits is first
                 weight = f.given_weights[loop.i]
-                terms[loop.number] = given.value
+                terms[loop.number] = source.value
                 weights[loop.number] = weight
                 fine = (weight >= 0) & (weight < float("inf"))
                 loop.number += (weight != 0).to("i64")

@@ -35,7 +35,7 @@ def write_score_range() -> Function:
     k = f.k
     f.high = _HIGH  # documents of at least this sum are scored already
     f.above = 0
-    f.wanted = k - f.n_hits + 1
+    f.step = k - f.n_hits + 1
     with x.repeat() as turn:
         high = f.high
         f.low = x.maximum(f.least_sum - unread(f), 1)
@@ -43,7 +43,7 @@ def write_score_range() -> Function:
         # Theta does not exist before k hits are found. Find by bisection a sum that as many reach as are
         # wanted.
         with x.when(f.n_hits < k):
-            number, more = f.above + f.wanted, f.wanted
+            number, more = f.above + f.step, f.step
             f.low, f.top = 1, high
             with x.repeat() as bisection:
                 low, top = f.low, f.top
@@ -54,7 +54,7 @@ def write_score_range() -> Function:
                 f.top = x.where(reached, top, middle)
                 close = reached & (f.count <= number + (more >> 2))
                 bisection.again_if((f.top - f.low > 1) & ~close)
-            f.wanted = more * 2
+            f.step = more * 2
 
         # Score the documents between this sum and the one before.
         low = f.low

@@ -122,8 +122,8 @@ def write_score_pair(terms: str, weights: str, wide: bool = False) -> Function:
     if wide:
         left = x.local("u32")
         marks = f.marks.cast(vector(_MARKS // 32, "u32")).value
-        for place, document in enumerate(documents):
-            out[place] = document.marked_score(marks, left)
+        for index, document in enumerate(documents):
+            out[index] = document.marked_score(marks, left)
         return x
     shorter = x.minimum(*(document.stop - document.start for document in documents))
     whole = shorter & -4
@@ -132,8 +132,8 @@ def write_score_pair(terms: str, weights: str, wide: bool = False) -> Function:
             elements = [document.start + (loop.i + j) for document in documents]
             columns = zip(documents, elements, loop.totals, strict=True)
             loop.totals = [document.add_product(at, total) for document, at, total in columns]
-    for place, (document, total) in enumerate(zip(documents, loop.totals, strict=True)):
-        out[place] = document.add_rest(document.start + whole, total)
+    for index, (document, total) in enumerate(zip(documents, loop.totals, strict=True)):
+        out[index] = document.add_rest(document.start + whole, total)
     return x
 
 
@@ -187,9 +187,9 @@ def write_score_candidates(terms: str, weights: str) -> Function:
         # The last document twice, if their number is odd.
         pair = [document(loop.i), document(x.minimum(loop.i + 1, number - 1))]
         x.call("score_pair", f, *pair, scores)
-        for place, row in enumerate(pair):
-            candidate = loop.i + place
-            score = scores[place]
+        for index, row in enumerate(pair):
+            candidate = loop.i + index
+            score = scores[index]
             good = (candidate < number) & (score >= f.theta)
             with x.when(good & (score > 0)):
                 x.call("push_hit", f, row, score)

@@ -296,8 +296,8 @@ def _part(queries: Queries, start: int, stop: int) -> Queries:
     offsets, terms, weights = queries
     if start == 0 and stop == len(offsets) - 1:
         return queries
-    places = slice(int(offsets[start]), int(offsets[stop]))
-    return offsets[start : stop + 1] - offsets[start], terms[places], weights[places]
+    span = slice(int(offsets[start]), int(offsets[stop]))
+    return offsets[start : stop + 1] - offsets[start], terms[span], weights[span]
 
 
 @cache

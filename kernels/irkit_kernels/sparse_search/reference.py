@@ -39,8 +39,8 @@ def reference(
     rows, scores = np.full((len(starts) - 1, k), -1), np.full((len(starts) - 1, k), -np.inf)
     dim = int(max(terms.max(initial=0), query_terms.max(initial=0))) + 1
     for query in range(len(starts) - 1):
-        place, table = slice(starts[query], starts[query + 1]), np.zeros(dim)
-        table[query_terms[place]] = query_weights[place]
+        span, table = slice(starts[query], starts[query + 1]), np.zeros(dim)
+        table[query_terms[span]] = query_weights[span]
         all_scores = np.bincount(documents, values * table[terms], n)
         allowed = np.flatnonzero((all_scores > 0) & (True if keep is None else keep))
         best = allowed[np.argsort(-all_scores[allowed], kind="stable")][:k]
