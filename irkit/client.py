@@ -268,7 +268,7 @@ def _passage(answer: dict[str, int] | None) -> Passage | None:
 
 
 def _plain(value: Any) -> Any:
-    """Return what JSON holds: lists in place of arrays and other iterables."""
+    """Convert a value for JSON: arrays and other iterables become lists."""
     if hasattr(value, "tolist"):
         return value.tolist()
     is_plain = value is None or isinstance(value, str | int | float | Mapping)

@@ -1,4 +1,4 @@
-"""irkit as a retriever and as a model of BEIR, which asks for methods and not for classes of its own."""
+"""irkit as a retriever and as a model of BEIR. BEIR requires methods, but no base class."""
 
 from __future__ import annotations
 

@@ -167,10 +167,10 @@ class Ragged:
         return padded.view(shape), mask
 
     def slots(self, length: int) -> Tensor:
-        """Return the place of each element among rows padded to ``length``: ``(total,)`` int64.
+        """Return the index of each element in rows padded to ``length`` and flattened: ``(total,)`` int64.
 
-        The element at position ``p`` of row ``i`` has the place ``i * length + p``. Indexing by places needs
-        no wait for the device. With a mask instead, the host waits until the device has counted the elements.
+        The element at position ``p`` of row ``i`` has the index ``i * length + p``. Indexing so needs no wait
+        for the device. With a mask instead, the host waits until the device has counted the elements.
         """
         shifts = length * torch.arange(len(self), device=self.device) - self.offsets[:-1]
         return torch.arange(self.values.shape[0], device=self.device) + self._repeated(shifts)

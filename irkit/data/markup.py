@@ -40,7 +40,7 @@ def check_length(where: str, size: int, longest: int = LONGEST) -> None:
 
 
 def is_markup(line: bytes) -> bool:
-    """Return True if a file with this first line is one of topics or documents."""
+    """Return True if the first line of a file shows TREC topics or documents."""
     return _START.match(line.lstrip()) is not None
 
 

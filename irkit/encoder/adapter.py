@@ -262,7 +262,7 @@ class TransformersEncoder(nn.Module):
 
 @contextmanager
 def _narrowed(model: Any) -> Iterator[bool]:
-    """Narrow the attention windows inside the block, so that the short rows of the check are longer.
+    """Narrow attention windows inside the block, so that the short rows of the check reach beyond them.
 
     With rows longer than the original windows the check would take seconds.
 

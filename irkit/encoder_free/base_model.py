@@ -1,4 +1,4 @@
-"""Base class of models without an encoder. If a model has terms, it takes them from its index."""
+"""Base class of models without an encoder. The index stores the terms of such a model, if it has any."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def index_body(contents: Contents, elastic: bool) -> dict[str, Any]:
 
 
 def feature(term: str) -> str:
-    """Return the name of a feature for a term; dots would divide it.
+    """Return a term as the name of a rank feature; dots are escaped, because they would nest fields.
 
     Examples:
         >>> feature("bear"), feature("."), feature("5%")

@@ -49,7 +49,7 @@ def payload(item: Exported) -> dict[str, Any]:
 
 
 def point_batches(contents: Contents) -> Iterator[list[Exported]]:
-    """Yield as many documents as a request may have; those without any token have no vector."""
+    """Yield documents in batches as large as a request may be; a document without tokens has no vector."""
     batch: list[Exported] = []
     count = 0
     for item in contents:

@@ -42,7 +42,7 @@ def write_static_side(parts: SideParts, folder: Path) -> None:
     """Write encoder and tokenizer to a folder.
 
     Raises:
-        ConfigError: The head is not what these libraries compute.
+        ConfigError: model2vec and sentence-transformers cannot express the head.
     """
     tokenizer, encoder, head = parts["tokenizer"], parts["encoder"], parts["head"]
     assert isinstance(encoder, StaticEncoder)

@@ -20,7 +20,7 @@ _NUMBERS = 1 << 26  # similarities of padded rows that are kept at once
 
 
 def attention_clusters(states: Ragged, vectors: Ragged, query: Tensor, most: int) -> Ragged:
-    """Return at most ``most`` vectors for each row; rows that have no more stay as they are.
+    """Cluster the vectors of each row to ``most`` vectors; rows with no more vectors stay as they are.
 
     Gradients flow through vectors and attention weights; the choice of centroids and clusters has none.
 

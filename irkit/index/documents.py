@@ -306,7 +306,7 @@ class Documents:
                 )
 
     def _spans(self, blob: int, rows: Array) -> tuple[memoryview, list[int], list[int]]:
-        """Return a file of parts, and where the part of each row starts and ends in it."""
+        """Return the bytes of a file of `_BLOBS`, and where the part of each row starts and ends in it."""
         rows = row_list("documents", rows, len(self))
         if not rows.size:
             return memoryview(b""), [], []

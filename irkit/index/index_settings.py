@@ -227,7 +227,7 @@ class AutoConfig(IndexConfig):
     Vectors that are too wide for `dense`, of more than 4,096 dimensions, get `hnsw`.
 
     Attributes:
-        documents: Number from which documents are many.
+        documents: Number of documents from which an index counts as large.
     """
 
     kind: Literal["auto"] = "auto"

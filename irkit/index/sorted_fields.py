@@ -91,7 +91,7 @@ def find_sorted(fields: Fields, key: str, kind: int, sign: str, wanted: Any, cou
 
 
 def check_rows(fields: Fields, key: str, rows: Array, count: int) -> None:
-    """Raise a CorruptError if a key has rows that are not there."""
+    """Raise a CorruptError if a key has rows beyond the documents."""
     if len(rows) and rows.max() >= count:
         raise corrupt(fields.store.path, f"metadata {key!r:.60} has rows that are not there")
 

@@ -60,7 +60,7 @@ class Vocabulary:
         return len(self._read()[0])
 
     def keep(self, count: int) -> None:
-        """Store the terms below ``count`` that are not stored yet, inside ``store.update()``."""
+        """Store the terms with numbers below ``count`` that are not stored yet, inside ``store.update()``."""
         numbers, stored = self._read()
         new = numbers.terms[stored:count]
         if new:

@@ -1,4 +1,4 @@
-"""Encode texts on Ray, for a file."""
+"""Encode documents or queries on Ray, in order, for `irkit encode --engine ray`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Build, search, rerank and explain: what users hold in their hands.
+"""Build, search, rerank and explain: the interface that users call.
 
 A `irkit.Retriever` (retriever.py) is a thin front. It has a `Collection` (collection.py): a store, its
 index, its documents and the model, which the index records. Functions that take a collection do the work:

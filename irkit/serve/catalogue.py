@@ -156,7 +156,7 @@ class Catalogue:
             index.reload()
 
     async def close(self) -> None:
-        """Finish what was begun."""
+        """Close all models and indexes, once their running requests have ended."""
         self.ready = False
         for index in self.indexes.values():
             await index.close()

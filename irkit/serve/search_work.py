@@ -39,7 +39,7 @@ class Job(NamedTuple):
 
 
 class Served(Protocol):
-    """What is served by name, see `irkit.serve.catalogue.Catalogue`."""
+    """The models and indexes of a server by name; `irkit.serve.catalogue.Catalogue` is one."""
 
     @property
     def models(self) -> Mapping[str, Any]:

@@ -224,7 +224,7 @@ async def similarity(request: Request, body: SimilarityRequest) -> Response:
 
 @router.post("/", include_in_schema=False)
 async def embed_or_compare(request: Request, body: DenseRequest | SimilarityRequest) -> Response:
-    """Do what the form of the inputs says, for clients that know only the address of a model."""
+    """Compare sentences if ``inputs`` has sentences to compare; embed the texts otherwise."""
     return await (similarity(request, body) if isinstance(body, SimilarityRequest) else embed(request, body))
 
 

@@ -153,7 +153,7 @@ class ShardedDocuments(Documents):
     # ---- what an interrupted change has left ----
 
     def _stored_before(self, items: list[Document], owners: Array) -> Array:
-        """Return ``(n,)`` bool: documents that an interrupted change has added, just as they are given."""
+        """Return ``(n,)`` bool: documents that an interrupted change has stored with the same content."""
         stored = np.zeros(len(items), np.bool_)
         for number, part in enumerate(self.parts):
             before = self.store.ahead(part.store)
@@ -169,7 +169,7 @@ class ShardedDocuments(Documents):
         return stored
 
     def _removed_before(self, part: Documents, names: list[str]) -> Array:
-        """Return the rows of ids that an interrupted change has removed; -1 for others."""
+        """Return the rows of ids that an interrupted change has removed; -1 for other ids."""
         rows, before = np.full(len(names), -1, np.int64), self.store.ahead(part.store)
         if before is not None and part.store.rows("removed.bin") > before[1]:
             gone = part.store.read("removed.bin")[before[1] :]

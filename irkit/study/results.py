@@ -210,7 +210,7 @@ def paired_p(differences: Iterable[npt.NDArray[np.float64]], weights: Sequence[f
 
 
 def _chosen(known: Iterable[str], names: Sequence[str]) -> list[str]:
-    """Return the datasets to tabulate: those wanted, or their representations; all if none is wanted."""
+    """Return the datasets to tabulate: the named ones, or their representations; all without ``names``."""
     if not names:
         return list(known)
     parts = {name: [dataset for dataset in known if dataset.rpartition("/")[0] == name] for name in names}

@@ -169,7 +169,7 @@ def _check_vectors(model: Model, objective: str) -> None:
 
 
 def _seeded(make: Callable[[], ObjectiveModule], model: Model, seed: int) -> ObjectiveModule:
-    """Make a module with random weights as encoders have them: normal, standard deviation 0.02, bias 0.
+    """Initialise a module as BERT does: normal weights of standard deviation 0.02, biases 0.
 
     The module gets the device and the dtype of the model. The state of torch's generator stays as it is.
     """

@@ -33,7 +33,8 @@ def gather_sum(
 ):
     """Compute ``out[i] = sum of weights[e] * table[index(e)]`` over the entries e of row i, in their order.
 
-    Entries with a negative ``indices[e]`` are skipped. Which entries belong to row i, and their index:
+    Entries with a negative ``indices[e]`` are skipped. ``KIND`` says which entries belong to row i, and which
+    row of the table each reads:
 
     * ``KIND`` 0: the entries ``order[ranges[i, 0]:ranges[i, 1]]``; ``index(e) = indices[e]``.
     * ``KIND`` 1: entries form a grid of ``count`` rows of ``width``, row by row. Row i has the entries of

@@ -65,7 +65,7 @@ def find_candidates(
     parts: list[tuple[Array, list[Array]]] = []
 
     def scan(begin: int, end: int) -> None:
-        """Scan the ranges ``begin`` to ``end`` of rows, each for all queries."""
+        """Scan the blocks of rows with numbers ``begin`` to ``end``, each for all queries."""
         for part in range(begin, end):
             table = np.zeros(n_q, _QUERY)
             memory = [np.empty((n_q, room + 2 * LANES), dtype) for dtype in (np.uint32, np.float32, np.int32)]
@@ -111,7 +111,7 @@ def _check(codes: Codes, queries: torch.Tensor, keep: Array | None) -> None:
 
 
 def _join(parts: list[tuple[Array, list[Array]]], query: int, k: int) -> Array | None:
-    """Return the rows of a query that all parts together leave; None if a part had to give up."""
+    """Merge the candidates of a query from all parts, less those below the k-th bound; None on overflow."""
     if any(table["overflow"][query] for table, _ in parts):
         return None
     kept = [[array[query, : table["count"][query]] for array in memory] for table, memory in parts]

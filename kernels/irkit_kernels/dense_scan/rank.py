@@ -47,7 +47,7 @@ def best_of(values: Array, queries: Array, chosen: Array, k: int) -> tuple[Array
 
 
 def ranking(values: Array, queries: Array, chosen: Array, rows: Array, scores: Array) -> Callable[[], None]:
-    """Return a function that does what `best_of` does, from and to arrays that stay the same.
+    """Return a function without arguments that does what `best_of` does, on arrays that the caller refills.
 
     Args:
         values: As in `best_of`, and so are the next ones.

@@ -35,7 +35,8 @@ def _segment(x: Function, f: Record, position: Value) -> Record:
 def _rank_codes(plan: Plan) -> Function:
     """Replace the keys of the collection by keys of the scores from all bits of a code.
 
-    A level is its sign bit, the highest, and the other bits. The sum of the signs is known.
+    The highest bit of a level is its sign bit. The scan has stored the sum of the signs, so this function
+    only multiplies the query with the other bits.
     """
     x = Function("rank_codes", f=FRAME)
     (f,) = x.parameters

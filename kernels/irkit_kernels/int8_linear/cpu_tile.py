@@ -173,7 +173,7 @@ def _tile(gelu: bool, vnni: bool) -> Function:
 
 
 def _gelu(f: Function, x: Value) -> Value:
-    """Compute ``x * Phi(x)`` by the polynomial."""
+    """Compute GELU, ``x * Phi(x)``, with the polynomial ``_GELU`` for Phi."""
 
     def constant(value: float) -> Value:
         return f.constant(_FLOATS, value)

@@ -187,10 +187,10 @@ def _pack(plan: Plan) -> Function:
 def _main(plan: Plan) -> Function:
     """Run jobs ``start`` to ``stop``: pairs, or documents against all queries.
 
-    First, ``rows`` are packed into ``queries`` as ``[vector][word][lane]`` (unless null). ``shift``
-    and ``query_scales`` have the order of the lanes. Queries are packed back to back; if ``paired``, query i
-    starts a vector, number ``first[i]``. ``argmax`` may be null; if ``paired``, the one of job i starts at
-    ``argmax_offsets[i]``. ``best`` and ``best_token`` are scratch memory for the tokens of a job, in whole
+    First, ``rows`` are packed into ``queries`` as ``[vector][word][lane]`` (unless null). ``shift`` and
+    ``query_scales`` have the order of the lanes. Queries are packed back to back; if ``paired``, query i
+    starts at lane 0 of vector ``first[i]``. ``argmax`` may be null; if ``paired``, the argmax of job i starts
+    at ``argmax_offsets[i]``. ``best`` and ``best_token`` are scratch memory for the tokens of a job, in whole
     vectors.
     """
     x = Function("maxsim", public=True, align=1, frame=FRAME)

@@ -150,7 +150,7 @@ class _Attend(Loops):
         super().__init__("attend", plan, pointers, scratch_layout(plan)[0])
 
     def write(self) -> None:
-        """Write the body of the LLVM function: the loops that the class names."""
+        """Write the body of the LLVM function: for each row and head, a loop over blocks of queries."""
         a = self.arguments
         with self.range(a.item, a.stop) as items:
             row, head = items.i // a.heads, items.i % a.heads

@@ -135,7 +135,7 @@ class Trellis:
         return after
 
     def _cost_before(self, costs: list[Value], v: int) -> Value:
-        """Return the costs of the states before windows ``16 v`` to ``16 v + 15``."""
+        """Return the cost of the state before each of the windows ``16 v`` to ``16 v + 15``."""
         x, states = self.x, [(LANES * v + lane) >> self.nbits for lane in range(LANES)]
         if self.nbits == 4:  # all have the same state before; a broadcast from memory is faster
             return self.costs[v].broadcast(LANES)

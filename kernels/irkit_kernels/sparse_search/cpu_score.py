@@ -3,10 +3,10 @@
 The ``write_*`` functions generate LLVM IR: what a docstring says is computed, the generated code computes.
 
 A score is added up element by element in the order of the document, as `irkit.score` does: to the same bits.
-Bounds decide which documents are scored; which are found follows from scores alone.
+Bounds decide which documents are scored; scores alone decide which documents are hits.
 
-With AVX-512 most elements are passed over: a filter of 512 bits, the marks, has the bit of each query
-term's remainder set, and 32 terms of a document are looked up in it in six instructions. What passes by
+With AVX-512 most elements are skipped. The marks are a filter of 512 bits, in which bit ``term % 512`` is set
+for each term of the query. Six instructions look 32 terms of a document up in it. A term that passes by
 chance adds 0.
 """
 

@@ -57,7 +57,8 @@ def pool(
 ):
     """Pool one sequence for one tile of terms.
 
-    Programs are numbered by sequence within a group first, then by tile of terms, then by group.
+    A group is ``GROUP`` sequences. Programs are numbered by sequence within a group first, then by tile of
+    terms, then by group, so that neighbouring programs read the same tile of the matrix.
     """
     size = GROUP * tl.cdiv(v, BLOCK_V)
     group, within = tl.program_id(0) // size, tl.program_id(0) % size
