@@ -22,7 +22,7 @@ from irkit.serve import served_remotes
 from irkit.serve.app import create_app
 from irkit.serve.catalogue import Catalogue, check_paths, name_paths
 from irkit.serve.serve_config import ServeConfig
-from irkit.serve.served_remotes import Place, parse_place
+from irkit.serve.served_remotes import RemoteAddress, parse_address
 
 TEXTS = {f"d{number}": f"word{number % 5} common text {number}" for number in range(30)}
 QUERY = "word1 common"
@@ -79,10 +79,10 @@ def served(*paths: str, keys: Any = (), **options: Any) -> Iterator[TestClient]:
 
 
 def test_places_of_engines_are_parsed() -> None:
-    assert parse_place("qdrant:http://h:6333/c#dir") == Place("qdrant", "http://h:6333/c", "dir")
-    assert parse_place("lancedb:folder") == Place("lancedb", "folder", "")
+    assert parse_address("qdrant:http://h:6333/c#dir") == RemoteAddress("qdrant", "http://h:6333/c", "dir")
+    assert parse_address("lancedb:folder") == RemoteAddress("lancedb", "folder", "")
     for path in ("notes", "qdrant", "s3://bucket/notes", "other:place"):
-        assert parse_place(path) is None
+        assert parse_address(path) is None
     assert name_paths(("qdrant:http://h:6333/notes#words", "b=lancedb:x")) == {
         "notes": "qdrant:http://h:6333/notes#words",
         "b": "lancedb:x",

@@ -209,7 +209,7 @@ def _make_documents(
         BadValueError: Their numbers differ.
     """
     contents = parse_strings("adding texts", texts)
-    others = [list(given) if given else [None] * len(contents) for given in (metadatas, ids)]
+    others = [list(column) if column else [None] * len(contents) for column in (metadatas, ids)]
     if any(len(other) != len(contents) for other in others):
         raise BadValueError(
             f"adding texts: {len(contents)} texts, {len(others[0])} metadatas and {len(others[1])} ids; "

@@ -93,7 +93,7 @@ def index(
     from irkit.data import check_documents, read_documents
     from irkit.encoder_free import Vectors, is_encoder_free
     from irkit.index import check_index
-    from irkit.index.directory import check_place
+    from irkit.index.directory import check_target
     from irkit.index.object_store import check_uri, staged
     from irkit.retrieval.collection import default_index, load_model
     from irkit.retrieval.retriever import Retriever
@@ -103,7 +103,7 @@ def index(
     if is_uri(out):
         check_uri(out, overwrite)
     else:
-        check_place(Path(out), overwrite)
+        check_target(Path(out), overwrite)
     documents = read_documents(
         recipe.corpus,
         id=recipe.id_column,

@@ -84,7 +84,7 @@ def search(
     # refuse options that do not go together
     filters = parse_filters(condition or ())
     ranking = drop_missing(offset=offset, threshold=threshold, group_by=group_by, per_group=per_group)
-    shown = DEFAULT_FIELDS if fields is None else [name.strip() for name in fields.split(",")]
+    field_names = DEFAULT_FIELDS if fields is None else [name.strip() for name in fields.split(",")]
     of_file = out or qrels or split or id_column or text_column or ignore_identical_ids
     _refuse(
         "--out, --qrels, --split, --id-column, --text-column and --ignore-identical-ids need QUERIES: a file "
@@ -112,7 +112,7 @@ def search(
     from irkit.evaluation.run import is_jsonl
     from irkit.retrieval.selection import SearchOptions, parse_selection
 
-    selecting: Any = {**ranking, "fields": shown}
+    selecting: Any = {**ranking, "fields": field_names}
     parse_selection("search", k or 10, selecting, SearchOptions)  # before the index is opened
     choice = with_overrides({}, override) if override else model
     options: dict[str, Any] = {"filter": filters, "feedback": RM3() if rm3 else None, **ranking}
@@ -129,11 +129,11 @@ def search(
     if queries is None:
         with _open(directory, choice, device, engine) as retriever:
             if text is None:
-                _answer_lines(retriever, k or 10, shown, options)
+                _answer_lines(retriever, k or 10, field_names, options)
                 return
             Query("query", text)  # checks the text
-            hits = retriever.search(text, k or 10, fields=shown, **options)
-            show_hits(hits, shown, offset)
+            hits = retriever.search(text, k or 10, fields=field_names, **options)
+            show_hits(hits, field_names, offset)
             if not hits:
                 _note_nothing_found(retriever, filters, bool(offset) or threshold is not None)
         return

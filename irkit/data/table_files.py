@@ -194,8 +194,8 @@ def read_parquet(path: str, fields: Fields) -> Iterator[tuple[int, dict[str, Any
             header = Header(path, file.schema_arrow.names, fields)
             used = file.schema_arrow.names
             if fields.metadata is not None:
-                kept = {*header.parts, *fields.metadata, *VECTORS}
-                used = [old for old, new in zip(used, header.names, strict=True) if new in kept]
+                needed = {*header.parts, *fields.metadata, *VECTORS}
+                used = [old for old, new in zip(used, header.names, strict=True) if new in needed]
                 header = Header(path, used, fields)
             row = 0
             for batch in file.iter_batches(_BATCH, columns=used):

@@ -65,7 +65,7 @@ def frequencies(
         return slower / math.pow(scaling.factor, 2 / head_dim)
     if scaling.kind == "llama3":
         turns = scaling.length * plain / (2 * math.pi)
-        kept = ((turns - scaling.slow) / (scaling.fast - scaling.slow)).clamp(0, 1)
+        share = ((turns - scaling.slow) / (scaling.fast - scaling.slow)).clamp(0, 1)
     else:  # the pair, counted as a fraction, that makes so many turns
         first, last = (
             head_dim * math.log(scaling.length / (turns * 2 * math.pi)) / (2 * math.log(base))
@@ -75,8 +75,8 @@ def frequencies(
             first, last = math.floor(first), math.ceil(last)
         first, last = max(first, 0), min(last, head_dim - 1)
         pairs = torch.arange(head_dim // 2, device=device).float()
-        kept = 1 - ((pairs - first) / max(last - first, 0.001)).clamp(0, 1)
-    return plain * kept + plain / scaling.factor * (1 - kept)
+        share = 1 - ((pairs - first) / max(last - first, 0.001)).clamp(0, 1)
+    return plain * share + plain / scaling.factor * (1 - share)
 
 
 def rotary_table(

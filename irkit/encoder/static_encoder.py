@@ -91,9 +91,11 @@ class StaticEncoder(nn.Module):
         rows = self.word_embeddings.detach()
         write_weights(folder, {_THEIRS if self.settings else _OURS: rows})
         if self.settings:
-            kept = {key: value for key, value in self.settings.items() if key != "vocabulary_quantization"}
-            kept["embedding_dtype"] = str(rows.dtype).removeprefix("torch.")
-            (folder / "config.json").write_text(json.dumps(kept, indent=2, sort_keys=True) + "\n")
+            settings = {
+                key: value for key, value in self.settings.items() if key != "vocabulary_quantization"
+            }
+            settings["embedding_dtype"] = str(rows.dtype).removeprefix("torch.")
+            (folder / "config.json").write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
 
     @property
     def hidden_size(self) -> int:

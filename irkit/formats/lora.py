@@ -71,8 +71,8 @@ def merged_model(folder: Path, find: Callable[[str], Path]) -> Path:
 
         shutil.copytree(tree, target, ignore=left_out, dirs_exist_ok=True)
         for file in (path for path in others.iterdir() if path.is_file()):
-            kept = whole and (target / within / file.name).exists()
-            if not kept and not _FILES.fullmatch(file.name) and not _WEIGHTS.fullmatch(file.name):
+            exists = whole and (target / within / file.name).exists()
+            if not exists and not _FILES.fullmatch(file.name) and not _WEIGHTS.fullmatch(file.name):
                 shutil.copyfile(file, target / within / file.name)
         with reraise_as(CorruptError, f"loading {place}", "save the adapter again"):
             write_weights(target / within, _merge(read_weights(encoder), place, settings))

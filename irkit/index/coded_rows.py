@@ -33,7 +33,7 @@ class CodedRows:
         self.stop = segments[-1].stop if segments else 0
         self._segments = segments
         self._starts = np.array([segment.start for segment in segments], np.int64)
-        self._places = [
+        self._positions = [
             np.argsort(segment.arrays["rows"], kind="stable").astype(np.uint32) for segment in segments
         ]
 
@@ -43,7 +43,7 @@ class CodedRows:
         order, parts = [], []
         for number in np.unique(owners) if len(rows) else [0]:
             own, segment = np.flatnonzero(owners == number), self._segments[number]
-            positions = self._places[number][rows[own] - segment.start]
+            positions = self._positions[number][rows[own] - segment.start]
             parts.append(codes_at(segment.arrays, positions.astype(np.int64)))
             order.append(own)
         if len(parts) == 1:

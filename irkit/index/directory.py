@@ -70,7 +70,7 @@ def directory_of(path: str | Path) -> Path:
     return Path(path)
 
 
-def check_place(directory: Path, overwrite: bool, operation: str = "building an index in") -> None:
+def check_target(directory: Path, overwrite: bool, operation: str = "building an index in") -> None:
     """Refuse a directory that holds an index, unless ``overwrite`` is set, or other files.
 
     Messages begin with ``operation``.

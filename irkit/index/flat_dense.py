@@ -40,8 +40,8 @@ def encode_dense(values: Tensor, dtype: str) -> dict[str, Array]:
         stored = {"values": rounded.view(torch.uint16).numpy()}
     else:
         stored = {"values": values.numpy()} if dtype == "float32" else {}
-    kept = decode_dense(stored, dtype, values.shape[1]) if stored else values
-    codes = {name: array.numpy() for name, array in zip(CODES, encode(kept), strict=True)}
+    decoded = decode_dense(stored, dtype, values.shape[1]) if stored else values
+    codes = {name: array.numpy() for name, array in zip(CODES, encode(decoded), strict=True)}
     return stored | codes
 
 

@@ -106,10 +106,10 @@ def flat_arrays(entries: Entries, about: Mapping[str, Any], config: FlatConfig) 
     """Yield dense vectors and their codes, tokens with scales in 8 bits, or what `StoredRows` keeps."""
     n, dim = about["rows"], about["dim"]
     if about["representation"] == "dense":
-        kept = {"float32": "<f4", "float16": "<f2", "bfloat16": "<u2", "int8": None}[config.dtype]
-        if kept:
-            yield "values.bin", kept, (dim,), n
-        if not kept or "codes.bin" in entries:
+        dtype = {"float32": "<f4", "float16": "<f2", "bfloat16": "<u2", "int8": None}[config.dtype]
+        if dtype:
+            yield "values.bin", dtype, (dim,), n
+        if not dtype or "codes.bin" in entries:
             yield "codes.bin", "|u1", (dim + -dim % 64,), n
             for name in ("scales.bin", "margins.bin", "norms.bin"):
                 yield name, "<f4", (), n
@@ -148,10 +148,10 @@ def faiss_arrays(entries: Entries, about: Mapping[str, Any], config: Any) -> Ite
 def dense_arrays(entries: Entries, about: Mapping[str, Any], config: DenseConfig) -> Iterator[Expected]:
     """Yield the vectors, their rotation, and the centroids if rows are in lists."""
     n, dim, width = about["rows"], about["dim"], about["dim"] + -about["dim"] % 64
-    kept = {"int8": "|i1", "float16": "<f2"}.get(config.keep, "<f4")
+    dtype = {"int8": "|i1", "float16": "<f2"}.get(config.keep, "<f4")
     segments = about.get("segments")
     waiting = n - segments[-1]["stop"] if segments and config.keep == "none" else n
-    yield "values.bin", kept, (width if config.keep == "int8" else dim,), waiting
+    yield "values.bin", dtype, (width if config.keep == "int8" else dim,), waiting
     if config.keep == "int8":
         yield "scales.bin", "<f4", (), n
     yield from _coded_arrays(entries, about, width)

@@ -133,12 +133,12 @@ class Store(StoreReader):
             raise BadTypeError(f"building an index: key is {brief(key)}; expected JSON: {error}") from None
         store = cls(directory.directory_of(path))
         store.building = True
-        directory.check_place(store.path, overwrite)
+        directory.check_target(store.path, overwrite)
         with explained(f"creating {path}"):
             make_folder(store.path)
         store._lock = directory.lock_index(store.path)
         try:
-            directory.check_place(store.path, overwrite)  # again, now that nobody else can change it
+            directory.check_target(store.path, overwrite)  # again, now that nobody else can change it
             with contextlib.suppress(StorageError):  # no build to resume, or not a whole one
                 store.committed = store._load(verify=True)
             if key is None or store.meta.get("build") != key:

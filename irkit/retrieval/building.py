@@ -31,7 +31,7 @@ from irkit.index import (
     create_index,
     index_config,
 )
-from irkit.index.directory import check_place, directory_of
+from irkit.index.directory import check_target, directory_of
 from irkit.index.object_store import check_uri, upload_index
 from irkit.model import Model
 from irkit.retrieval.collection import AnyModel, Collection, default_index, load_model, model_manifest
@@ -69,7 +69,7 @@ def build_collection(
     check_counts("building an index", chunk_size=chunk_size)
     check_flags("building an index", overwrite=overwrite)
     check_functions("building an index", progress=progress)
-    check_place(directory_of(path), overwrite)
+    check_target(directory_of(path), overwrite)
     config = None if index is None else index_config(index)
     _check_readable(documents)
     model = load_model(choice)
@@ -281,7 +281,7 @@ def copy_index(store: Store, path: str | Path) -> None:
             copy_index(store, Path(folder) / "index")
             upload_index(Path(folder) / "index", str(path))
         return
-    check_place(directory_of(path), False, "saving an index to")
+    check_target(directory_of(path), False, "saving an index to")
     with Store.build(path) as copy:
         with copy.update():
             for name in Store.sizes(store):

@@ -349,8 +349,8 @@ class Explanation:
 
     def to_html(self) -> str:
         """Return a page with both texts, whose matches are coloured, and a table of the matches."""
-        shown = [{"name": name, **part.view()} for name, part in self.parts.items()] or [self.view()]
-        return _template().render(text=self.query, parts=shown)
+        parts = [{"name": name, **part.view()} for name, part in self.parts.items()] or [self.view()]
+        return _template().render(text=self.query, parts=parts)
 
     def write_html(self, path: str | Path) -> None:
         """Write `to_html` to a file.
@@ -366,10 +366,10 @@ class Explanation:
         from rich.text import Text
 
         if self.parts:
-            shown: list[Any] = []
+            lines: list[Any] = []
             for name, part in self.parts.items():
-                shown += [Text(name, style="bold reverse"), part, Text()]
-            return Group(*shown)
+                lines += [Text(name, style="bold reverse"), part, Text()]
+            return Group(*lines)
         table = Table(box=None, pad_edge=False, header_style="bold")
         table.add_column("query", overflow="fold")
         table.add_column("document", overflow="fold")

@@ -27,7 +27,7 @@ from irkit.serve.search_work import find
 from irkit.serve.serve_config import ServeConfig
 from irkit.serve.served_indexes import ServedIndex
 from irkit.serve.served_models import ServedModel
-from irkit.serve.served_remotes import Place, ServedRemote, open_remote, parse_place
+from irkit.serve.served_remotes import RemoteAddress, ServedRemote, open_remote, parse_address
 from irkit.utils.uris import is_uri
 
 T = TypeVar("T")
@@ -59,25 +59,25 @@ class Catalogue:
             self._open_index(name, paths[name])
 
     def _open_index(self, name: str, path: str) -> None:
-        config, work, place = self.config, partial(find, self), parse_place(path)
-        if place is None:
+        config, work, address = self.config, partial(find, self), parse_address(path)
+        if address is None:
             index = ServedIndex(name, path, self._load, work, config.limits, is_shared=config.workers > 1)
             source = str(index.retriever().store.meta["model"]["name"])
         else:
-            index = ServedRemote(name, place, self._load_remote, work, config.limits)
+            index = ServedRemote(name, address, self._load_remote, work, config.limits)
             source = str(index.retriever().about["model"]["name"])
         self.indexes[name] = index
         if source in self._loaded:
             self._loaded[source].indexes.append(name)
 
-    def _load_remote(self, place: Place) -> RemoteRetriever:
+    def _load_remote(self, address: RemoteAddress) -> RemoteRetriever:
         """Open documents in an engine, with the model that indexes of that model have."""
-        remote = open_remote(place)
+        remote = open_remote(address)
         saved = remote.about["model"]
-        if place.source or "settings" in saved or not saved["name"]:
+        if address.source or "settings" in saved or not saved["name"]:
             return remote
         remote.close()
-        return open_remote(place, self._model_of(str(saved["name"])))
+        return open_remote(address, self._model_of(str(saved["name"])))
 
     def _model_of(self, source: str) -> Model:
         """Return the model of an index, loaded once for all indexes."""
@@ -197,8 +197,8 @@ def check_paths(paths: tuple[str, ...]) -> None:
         StorageError: A path is neither an index nor a model, or an index cannot be read.
     """
     for path in name_paths(paths).values():
-        if place := parse_place(path):
-            open_remote(place).close()
+        if address := parse_address(path):
+            open_remote(address).close()
         elif _is_index(path):
             Retriever.load(path).close()  # its model is not loaded
         else:
@@ -207,7 +207,7 @@ def check_paths(paths: tuple[str, ...]) -> None:
 
 
 def _is_index(path: str) -> bool:
-    return parse_place(path) is not None or is_uri(path) or (Path(path) / MANIFEST).exists()
+    return parse_address(path) is not None or is_uri(path) or (Path(path) / MANIFEST).exists()
 
 
 @contextmanager

@@ -20,7 +20,7 @@ ENGINES: dict[str, Any] = {"qdrant": Qdrant, "lancedb": LanceDB}
 _COUNT_SECONDS = 10.0  # after which the documents are counted again
 
 
-class Place(NamedTuple):
+class RemoteAddress(NamedTuple):
     """Documents in an engine, as the command line names them: ``ENGINE:LOCATION#INDEX``.
 
     Attributes:
@@ -34,24 +34,24 @@ class Place(NamedTuple):
     source: str
 
 
-def parse_place(path: str) -> Place | None:
-    """Return the place of documents in an engine; None if ``path`` names no engine.
+def parse_address(path: str) -> RemoteAddress | None:
+    """Return the address of documents in an engine; None if ``path`` names no engine.
 
     Examples:
-        >>> parse_place("qdrant:http://127.0.0.1:6333/notes#words-index")
-        Place(engine='qdrant', location='http://127.0.0.1:6333/notes', source='words-index')
-        >>> parse_place("notes-index")
+        >>> parse_address("qdrant:http://127.0.0.1:6333/notes#words-index")
+        RemoteAddress(engine='qdrant', location='http://127.0.0.1:6333/notes', source='words-index')
+        >>> parse_address("notes-index")
     """
     engine, colon, rest = path.partition(":")
     if not colon or engine not in ENGINES:
         return None
     location, _, source = rest.partition("#")
-    return Place(engine, location, source)
+    return RemoteAddress(engine, location, source)
 
 
-def open_remote(place: Place, model: Any = None) -> RemoteRetriever:
-    """Open the documents; ``model`` is used if the place names none."""
-    remote: RemoteRetriever = ENGINES[place.engine](place.location, place.source or model)
+def open_remote(address: RemoteAddress, model: Any = None) -> RemoteRetriever:
+    """Open the documents; ``model`` is used if the address names none."""
+    remote: RemoteRetriever = ENGINES[address.engine](address.location, address.source or model)
     return remote
 
 
@@ -61,14 +61,14 @@ class ServedRemote(ServedIndex):
     def __init__(
         self,
         name: str,
-        place: Place,
-        load: Callable[[Place], RemoteRetriever],
+        address: RemoteAddress,
+        load: Callable[[RemoteAddress], RemoteRetriever],
         work: Work,
         limits: ServeLimits,
     ) -> None:
-        self._place, self._turn, self._counted = place, threading.Lock(), (0.0, 0)
-        opened: Callable[[str], Any] = lambda path: load(place)  # noqa: E731
-        super().__init__(name, place.location, opened, work, limits)
+        self._address, self._turn, self._counted = address, threading.Lock(), (0.0, 0)
+        opened: Callable[[str], Any] = lambda path: load(address)  # noqa: E731
+        super().__init__(name, address.location, opened, work, limits)
         self._count()
 
     def retriever(self) -> Any:
@@ -85,13 +85,13 @@ class ServedRemote(ServedIndex):
         return self._counted[1]
 
     def facts(self) -> dict[str, Any]:
-        """Describe the documents, without the place; the values of no key can be counted."""
+        """Describe the documents, without the address; the values of no key can be counted."""
         about = self._retriever.about  # type: ignore[attr-defined]
         saved, kind = about["model"], about["kind"]
         return {
             "name": self.name,
             "documents": self.count(),
-            "kind": self._place.engine,
+            "kind": self._address.engine,
             "representation": kind,
             "parts": ["bm25" if saved["name"] == "bm25" else PARTS[kind]],
             "model": Path(str(saved["name"] or "")).name,
@@ -108,7 +108,7 @@ class ServedRemote(ServedIndex):
         Raises:
             Problem: Always.
         """
-        raise Problem(422, f"index {self.name} is in {self._place.engine}; change its documents there")
+        raise Problem(422, f"index {self.name} is in {self._address.engine}; change its documents there")
 
     def _is_exact(self) -> bool:
         return False

@@ -64,7 +64,7 @@ class AlignmentStep(TextStep):
         Raises:
             ConfigError: A model is not sparse, or the two have different terms.
         """
-        terms = [_terms(each) for each in (model, teacher)]
+        terms = [_terms(side) for side in (model, teacher)]
         if terms[0] != terms[1]:
             raise ConfigError(
                 f"adaptation.teacher: it has {len(terms[1])} terms, the model {len(terms[0])}, and they "
