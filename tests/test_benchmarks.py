@@ -640,3 +640,32 @@ def test_a_soak_notes_what_ends_a_client(monkeypatch: pytest.MonkeyPatch) -> Non
         in problems(added, (200, {"results": [{"hits": [{"id": "other"}]}]}), (0, OSError()))[0]
     )
     assert "finds ['soak0x1']" in problems(added, found, found, (0, OSError()))[0]  # of five
+
+
+def test_each_bar_of_a_server_has_a_verdict() -> None:
+    from benchmarks.serve import verdicts
+
+    loads = [("irkit float32", 3.0), ("irkit float32", 2.4), ("irkit int8", 5.0)]
+    rows: list[dict[str, Any]] = [{"contender": name, "x sentence-transformers": x} for name, x in loads]
+    found = verdicts([*rows, {"p50 of one client": "irkit float32", "more ms": 1.5}])
+    assert [(row["bar"].split(": ")[0], row["is"], row["wanted"], row["met"]) for row in found] == [
+        ("irkit float32", 2.4, ">= 2.5", "no"),  # the worst load counts
+        ("irkit int8", 5.0, "", ""),
+        ("irkit float32", 1.5, "<= 2", "yes"),
+        ("irkit float32", "not measured", ">= 2.5", ""),  # x infinity-emb
+        ("irkit bfloat16", "not measured", ">= 4", ""),
+        ("irkit bfloat16", "not measured", ">= 4", ""),
+    ]
+    assert len({tuple(row) for row in found}) == 1  # one table
+
+
+def test_bfloat16_is_left_out_where_it_is_slow(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from benchmarks.serve import measured_dtypes
+
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": True})
+    assert measured_dtypes() == ["float32", "bfloat16", "int8"]
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_vnni": True})
+    assert measured_dtypes() == ["float32", "int8"]
+    assert "without bfloat16" in capsys.readouterr().out
