@@ -1,14 +1,17 @@
 # `make demo` searches 10,000 passages of Python's documentation, `make test` runs the tests, `make docs` builds the site.
 # `make fuzz` tries damaged files and input on each target of tests/fuzz for a minute (FUZZ_SECONDS).
-# `make adapters` runs the tests of irkit/adapters, irkit/exporting and irkit/remote with the libraries and engines.
+# `make adapters` runs the tests of irkit/adapters, irkit/exporting and irkit/remote with the libraries and engines, and
+# those of the server with its clients and a fuzzer.
+# `make serve-tests` runs all tests of the server, the slow ones and its page in Chromium among them; it needs npm.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 FUZZ_SECONDS ?= 60
 FUZZ_TARGETS ?= tests/fuzz
+AXE := $(VENV)/node_modules/axe-core/axe.min.js
 export OMP_WAIT_POLICY = PASSIVE
 
-.PHONY: demo test fuzz adapters test-adapters lint docs
+.PHONY: demo test fuzz adapters test-adapters serve-tests test-serve lint docs
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/python examples/demo.py demo-index
@@ -23,8 +26,20 @@ adapters:  # in an environment of its own, because the libraries bring plugins o
 	$(MAKE) VENV=$(VENV)-adapters test-adapters
 
 test-adapters: $(VENV)/dev,adapters.stamp
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile -m "not network" -k "adapters or export" \
-	  -o asyncio_mode=auto -o asyncio_default_fixture_loop_scope=function tests/test_adapters_*.py tests/test_docs.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile -m "not network" \
+	  -k "adapters or export or client or schemathesis" \
+	  -o asyncio_mode=auto -o asyncio_default_fixture_loop_scope=function \
+	  tests/test_adapters_*.py tests/test_docs.py tests/test_serve.py tests/test_serve_faults.py
+
+serve-tests:
+	$(MAKE) VENV=$(VENV)-adapters test-serve
+
+test-serve: $(VENV)/dev,adapters.stamp $(AXE)
+	OMP_NUM_THREADS=1 IRKIT_AXE=$(AXE) $(BIN)/python -m pytest -n auto --dist loadfile -m "not network" \
+	  tests/test_serve*.py tests/test_page.py
+
+$(AXE): | $(VENV)/bin/python
+	npm install --silent --no-save --prefix $(VENV) axe-core
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from irkit.client import Client
+from irkit.data import Document, Query
 from irkit.errors import BadValueError, StorageError
 from irkit.retrieval.hybrid import Hybrid
 from irkit.retrieval.retriever import Retriever
@@ -223,6 +224,38 @@ def test_cohere_client(served: Any) -> None:
     best = sorted(range(3), key=lambda i: -scores[i])[:2]
     assert found == pytest.approx({i: scores[i] for i in best}, rel=1e-5)
     assert all(0 < item.relevance_score < 1 for item in crossed)
+    with cohere.ClientV2(base_url=served.url, api_key="none") as second:
+        newer = second.rerank(model="tokens", query="neural", documents=documents, top_n=2)
+        with pytest.raises(cohere.errors.UnprocessableEntityError, match="max_tokens_per_doc"):
+            second.rerank(model="tokens", query="neural", documents=documents, max_tokens_per_doc=2)
+    assert {item.index: item.relevance_score for item in newer.results} == found
+    assert newer.meta.api_version.version == "2"
+
+
+def test_pairs_of_a_cross_encoder_come_in_items_and_are_counted(
+    served: Any, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cross = served.catalogue.models["cross"]
+    texts = ["search " * (1 + number % 40) for number in range(60)]
+    sizes, score = [], cross.model.score_tokens
+
+    def watched(rows: Any) -> Any:
+        sizes.append(sum(map(len, rows["input_ids"])))
+        return score(rows)
+
+    monkeypatch.setattr(cross.model, "score_tokens", watched)
+    body = {"query": "neural", "documents": texts, "model": "cross"}
+    status, answer = call("/v1/rerank", body)
+    total = sum(map(len, cross.model.tokenizer(["neural"] * 60, texts)["input_ids"]))
+    assert (status, answer["usage"]["total_tokens"], sum(sizes)) == (200, total, total)
+    assert len(sizes) > 1
+    assert max(sizes) <= cross.limits.batch_tokens
+    [expected] = cross.model([Query("q", "neural")], [[Document("d", text) for text in texts]])
+    found = {item["index"]: item["relevance_score"] for item in answer["results"]}
+    assert [found[i] for i in range(60)] == pytest.approx((1 / (1 + np.exp(-expected))).tolist(), abs=1e-6)
+    monkeypatch.setattr(cross, "limits", cross.limits.model_copy(update={"tokens": total - 1}))
+    status, answer = call("/v1/rerank", body)
+    assert (status, f"{total} tokens in one request" in answer["error"]["message"]) == (413, True)
 
 
 def test_token_vectors_terms_and_tokens(served: Any, call: Call) -> None:

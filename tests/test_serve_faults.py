@@ -8,17 +8,19 @@ import http.client
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from serving import KEY, ask, process
+from serving import KEY, ask, process, serving
 
 from irkit.client import Client
 from irkit.errors import BadValueError, StorageError
@@ -70,7 +72,23 @@ SEARCH, DOCUMENTS = "/indexes/words/search", "/indexes/words/documents"
         ("/embed", {"inputs": "a", "prompt_name": "none"}, 422, "no prompt"),
         ("/embed", {"inputs": "a", "dimensions": 33}, 422, "32"),
         ("/embed", {"inputs": "a\0b"}, 200, ""),
+        ("/embed", {"inputs": "a", "truncate": 0.0}, 422, "truncate"),
+        ("/embed", {"inputs": "a", "truncation_direction": "left"}, 422, "cut at their end only"),
+        ("/rerank", {"query": "a", "texts": ["b"], "prompt_name": "query"}, 422, "send none"),
+        ("/rerank", {"query": "a", "texts": ["b"], "prompt_name": None}, 200, ""),
+        ("/rerank", {"query": "a", "texts": ["search " * 99], "truncate": False}, 413, "103 tokens"),
+        ("/rerank", {"query": "a", "texts": ["b", "search " * 99], "truncate": True}, 200, ""),
+        (
+            "/rerank",
+            {"query": "a", "texts": ["x " * 80], "truncate": False, "model": "tokens"},
+            413,
+            "limit of",
+        ),
+        (SEARCH, {"queries": "x", "k": True}, 422, "integer"),
         ("/v1/embeddings", {"input": "a", "encoding_format": "hex"}, 422, "encoding_format"),
+        ("/v2/rerank", {"query": "a", "documents": [{"text": "b"}]}, 422, "documents"),
+        ("/v2/rerank", {"query": "a", "documents": ["b"], "max_tokens_per_doc": 3}, 422, "cuts at"),
+        ("/v2/rerank", {"query": "a", "documents": ["b"], "max_tokens_per_doc": 4096}, 200, ""),
         ("/v1/rerank", {"query": "a", "documents": [{"no": 1}]}, 422, "key text"),
         (DOCUMENTS, {"documents": []}, 401, "Bearer"),
     ],
@@ -174,6 +192,7 @@ def test_what_was_sent_is_not_written_out() -> None:
         ("Sentences", {"source_sentence": "x", "sentences": [7] * 1000}),
         ("EmbeddingsRequest", {"input": [7] * 1000}),
         ("CohereRerankRequest", {"query": "x", "documents": [7] * 1000}),
+        ("CohereRerankV2Request", {"query": "x", "documents": [7] * 1000}),
     ],
 )
 def test_a_body_has_few_errors_however_large_it_is(name: str, body: Any) -> None:
@@ -389,10 +408,25 @@ def test_sigkill_during_adds_loses_nothing_that_was_acknowledged(tmp_path: Path)
     assert len(acknowledged) > 100
 
 
+@pytest.fixture
+def fuzzed(served: Any, tmp_path: Path) -> Iterator[str]:
+    """The address of a server with copies of the indexes of ``served``, which may change them."""
+    from irkit.serve.access import read_keys
+
+    models, names = ("dense", "tokens", "terms", "cross"), ("words", "notes", "colbert")
+    for name in names:
+        shutil.copytree(served.root / name, tmp_path / name)
+    paths = [*(served.root / name for name in models), *(tmp_path / name for name in names)]
+    with serving(*paths, keys=read_keys(served.root / "keys")) as url:
+        yield url.rstrip("/")
+
+
 @pytest.mark.slow
-def test_schemathesis_finds_no_failure(served: Any) -> None:
-    schemathesis = pytest.importorskip("schemathesis", reason="needs: pip install schemathesis")
+@pytest.mark.parametrize("mode", ["positive", "negative"])
+def test_schemathesis_finds_no_failure(fuzzed: str, mode: str) -> None:
+    schemathesis = pytest.importorskip("schemathesis", reason="make adapters installs schemathesis")
     import hypothesis
+    from hypothesis import strategies as st
     from schemathesis.checks import not_a_server_error
     from schemathesis.specs.openapi import checks
 
@@ -401,24 +435,42 @@ def test_schemathesis_finds_no_failure(served: Any) -> None:
         checks.status_code_conformance,
         checks.content_type_conformance,
         checks.response_schema_conformance,
+        checks.negative_data_rejection,
     ]
-    schema = schemathesis.openapi.from_url(f"{served.url}/openapi.json")
+    schema = schemathesis.openapi.from_url(f"{fuzzed}/openapi.json")
+    data = schemathesis.GenerationMode(mode)
     kept = [hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.filter_too_much]
-    bad: list[str] = []
-    for result in schema.get_all_operations():
-        operation = result.ok()
+    bad, statuses = list[str](), set[tuple[str, int]]()
+    operations = [result.ok() for result in schema.get_all_operations()]
+    if mode == "negative":  # nothing is wrong where nothing is sent
+        operations = [operation for operation in operations if operation.body or operation.query]
+    for operation in operations:
 
         @hypothesis.settings(max_examples=60, deadline=None, suppress_health_check=kept, database=None)
-        @hypothesis.given(case=operation.as_strategy())
-        def check(case: Any) -> None:
+        @hypothesis.given(
+            case=operation.as_strategy(data), index=st.sampled_from(["words", "notes", "colbert"])
+        )
+        def check(case: Any, index: str) -> None:
+            if case.path_parameters:
+                case.path_parameters["name"] = (
+                    index  # any other one is 404, which is all that would be tested
+                )
+            if mode == "positive" and isinstance(case.body, dict) and "model" in case.body:
+                case.body["model"] = None
             response = case.call(headers=KEY)
+            statuses.add((case.operation.label, response.status_code))
             try:
                 case.validate_response(response, checks=chosen)
             except BaseExceptionGroup as failures:
                 bad.append(f"{case.method} {case.path} {case.body!r}: {failures.exceptions}"[:700])
 
         check()
-    assert bad == []
+    assert bad == [], "\n".join(bad)
+    reached = {label for label, status in statuses if (status < 300) == (mode == "positive")}
+    missed = {operation.label for operation in operations} - reached
+    assert missed <= {f"{method} /indexes/{{name}}/documents" for method in ("GET", "PUT", "DELETE")} | {
+        "POST /indexes/{name}/explain"  # random ids are in no index
+    }
 
 
 def test_answers_are_those_of_the_schema(served: Any) -> None:
@@ -441,9 +493,37 @@ def test_answers_are_those_of_the_schema(served: Any) -> None:
         ("/v1/embeddings", {"input": "x"}, "POST", answers.Embeddings),
         ("/v1/models", None, "GET", answers.ModelList),
         ("/v1/rerank", {"query": "x", "documents": ["y"]}, "POST", answers.CohereRanking),
+        ("/v2/rerank", {"query": "x", "documents": ["y"]}, "POST", answers.CohereRankingV2),
+        ("/info", None, "GET", answers.Info),
+        ("/rerank", {"query": "x", "texts": ["y"], "return_text": True}, "POST", [answers.TextScore]),
+        ("/embed_sparse", {"inputs": "search"}, "POST", [[answers.Weight]]),
+        ("/tokenize", {"inputs": "search"}, "POST", [[answers.Token]]),
         ("/v1/rerank", {"query": 1}, "POST", answers.Error),
         ("/nowhere", None, "GET", answers.Error),
     ]:
         _, answer = ask(served.url, path, content, method, KEY)
+        while isinstance(model, list):
+            [model], answer = model, answer[0]
         made = model.model_validate(answer, extra="forbid").model_dump(mode="json", exclude_unset=True)
         assert made == answer
+
+
+def test_the_schema_has_examples_that_fit(served: Any) -> None:
+    from irkit.serve import answers
+
+    schema = ask(served.url, "/openapi.json", None, "GET")[1]
+    models, shown = schema["components"]["schemas"], 0
+    for path, methods in schema["paths"].items():
+        for method, operation in methods.items():
+            assert operation["responses"]["200" if "200" in operation["responses"] else "201"]["content"], (
+                path
+            )
+            if "requestBody" in operation:
+                sent = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+                assert models[sent.rpartition("/")[2]]["examples"], (method, path)
+    for name, model in models.items():
+        if hasattr(answers, name):
+            for example in model.get("examples", ()):
+                getattr(answers, name).model_validate(example, extra="forbid")
+                shown += 1
+    assert shown >= 10

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
@@ -18,6 +19,7 @@ from irkit.model.hub import local_directory
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Activation: TypeAlias = Literal["none", "sigmoid"]
+PairTokens: TypeAlias = dict[str, list[list[int]]]
 
 
 class CrossEncoder:
@@ -95,8 +97,8 @@ class CrossEncoder:
                 f"cross-encoder {name}: a pair is cut to {unfit[0]!r:.60} tokens; expected a number from 4 on"
             )
         self.max_length = int(min(lengths))
+        self._lock = threading.Lock()  # the tokenizer keeps the length of its last call
 
-    @torch.inference_mode()
     def __call__(self, queries: Sequence[Query], documents: Sequence[Sequence[Document]]) -> list[Array]:
         """Score the documents of each query, see `irkit.retrieval.scorer.Scorer`."""
         check_scorable(queries, documents)
@@ -105,23 +107,36 @@ class CrossEncoder:
             for query, candidates in zip(queries, documents, strict=True)
             for document in candidates
         ]
-        scores = np.empty(len(pairs), np.float32)
-        if pairs:
-            rows = self.tokenizer(
-                [query for query, _ in pairs],
-                [document for _, document in pairs],
-                truncation="longest_first",
-                max_length=self.max_length,
-            )
-            lengths = np.array([len(row) for row in rows["input_ids"]])
-            for batch in _batches(lengths, self.batch_tokens):
-                inputs = {key: [values[i] for i in batch] for key, values in rows.items()}
-                inputs = self.tokenizer.pad(inputs, return_tensors="pt").to(self.device)
-                logits = self.model(**inputs).logits
-                values = (logits[:, 0] if logits.shape[1] == 1 else logits[:, 1] - logits[:, 0]).float()
-                scores[batch] = (values.sigmoid() if self.activation == "sigmoid" else values).cpu().numpy()
+        scores = self.score_tokens(self.tokenize(pairs)) if pairs else np.empty(0, np.float32)
         ends = np.cumsum([len(candidates) for candidates in documents])
         return np.split(scores, ends[:-1])
+
+    def tokenize(self, pairs: Sequence[tuple[str, str]], max_length: int | None = None) -> PairTokens:
+        """Return what the model takes, such as ``"input_ids"``: a list of each for every pair.
+
+        Args:
+            pairs: One or more pairs of a query and a text.
+            max_length: Largest number of tokens of a pair; None is that of the model.
+        """
+        queries, texts = ([pair[side] for pair in pairs] for side in (0, 1))
+        most = self.max_length if max_length is None else max_length
+        with self._lock:
+            return dict(
+                self.tokenizer(queries, texts, truncation="longest_first", max_length=most, verbose=False)
+            )
+
+    @torch.inference_mode()
+    def score_tokens(self, rows: PairTokens) -> Array:
+        """Return ``(n,)`` float32 scores of the pairs that `tokenize` returned."""
+        lengths = np.array([len(row) for row in rows["input_ids"]])
+        scores = np.empty(len(lengths), np.float32)
+        for batch in _batches(lengths, self.batch_tokens):
+            chosen = {key: [values[i] for i in batch] for key, values in rows.items()}
+            inputs = self.tokenizer.pad(chosen, return_tensors="pt").to(self.device)
+            logits = self.model(**inputs).logits
+            values = (logits[:, 0] if logits.shape[1] == 1 else logits[:, 1] - logits[:, 0]).float()
+            scores[batch] = (values.sigmoid() if self.activation == "sigmoid" else values).cpu().numpy()
+        return scores
 
 
 def check_scorable(queries: Sequence[Query], documents: Sequence[Sequence[Document]]) -> None:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 JSONObject = dict[str, Any]
+
+
+def _example(**value: Any) -> ConfigDict:
+    return ConfigDict(json_schema_extra={"examples": [value]}, protected_namespaces=())
 
 
 class OpenAIError(BaseModel):
@@ -131,12 +135,25 @@ class Count(BaseModel):
 class Counts(BaseModel):
     """Values of each key, and the number of documents that meet the filter."""
 
+    model_config = _example(facets={"topic": [{"value": "animals", "count": 4}]}, documents=16)
+
     facets: dict[str, list[Count]]
     documents: int
 
 
 class Found(Ranked):
     """The results of a search, and the number of documents of the index."""
+
+    model_config = _example(
+        results=[
+            {
+                "query": "which animals hibernate",
+                "hits": [{"id": "bears", "score": 4.2, "title": "Bears", "text": "", "metadata": {}}],
+            }
+        ],
+        documents=16,
+        seconds=0.002,
+    )
 
     facets: dict[str, list[Count]] = {}
     documents: int
@@ -193,10 +210,74 @@ class StoredDocuments(BaseModel):
 class Change(BaseModel):
     """How many documents a request changed, and how many the index has now."""
 
+    model_config = _example(added=1, documents=17)
+
     added: int = 0
     updated: int = 0
     removed: int = 0
     documents: int
+
+
+# ---- text-embeddings-inference ----
+
+
+class TextScore(BaseModel):
+    """The place of a text in the request, and its score."""
+
+    model_config = _example(index=1, score=0.97)
+
+    index: int
+    score: float | None
+    text: str = ""
+
+
+class Weight(BaseModel):
+    """The weight of a term, given by its id."""
+
+    model_config = _example(index=2003, value=1.25)
+
+    index: int
+    value: float
+
+
+class Token(BaseModel):
+    """A token, and the characters that it covers: none, if it is a special one."""
+
+    model_config = _example(id=6847, text="bears", special=False, start=0, stop=5)
+
+    id: int
+    text: str
+    special: bool
+    start: int
+    stop: int
+
+
+class Info(BaseModel):
+    """The first model and the limits; without a model, only limits."""
+
+    model_config = _example(
+        version="1.0",
+        model_id="all-MiniLM-L6-v2",
+        model_type={"embedding": {"pooling": "dense"}},
+        served_model_name="all-MiniLM-L6-v2",
+        model_dtype="float32",
+        max_input_length=256,
+        max_concurrent_requests=512,
+        max_client_batch_size=2048,
+        max_batch_tokens=8192,
+        auto_truncate=True,
+    )
+
+    version: str
+    model_id: str | None
+    model_type: dict[str, dict[str, str]] | None
+    served_model_name: str = ""
+    model_dtype: str = ""
+    max_input_length: int | None = None
+    max_concurrent_requests: int
+    max_client_batch_size: int
+    max_batch_tokens: int
+    auto_truncate: bool
 
 
 # ---- OpenAI and Cohere ----
@@ -219,6 +300,13 @@ class Embedding(BaseModel):
 
 class Embeddings(BaseModel):
     """The vectors of texts."""
+
+    model_config = _example(
+        object="list",
+        data=[{"object": "embedding", "index": 0, "embedding": [0.6, -0.8]}],
+        model="all-MiniLM-L6-v2",
+        usage={"prompt_tokens": 4, "total_tokens": 4},
+    )
 
     object: str
     data: list[Embedding]
@@ -244,9 +332,32 @@ class CohereResult(BaseModel):
 class CohereRanking(BaseModel):
     """Documents, best first."""
 
+    model_config = _example(
+        object="rerank",
+        id="5f3a9c",
+        model="reranker",
+        results=[{"index": 1, "relevance_score": 0.97}],
+        usage={"prompt_tokens": 18, "total_tokens": 18},
+        meta={"api_version": {"version": "1"}},
+    )
+
     object: str
     id: str
     model: str
     results: list[CohereResult]
     usage: Usage
+    meta: JSONObject
+
+
+class CohereRankingV2(BaseModel):
+    """Documents, best first, in version 2 of Cohere's interface."""
+
+    model_config = _example(
+        id="5f3a9c",
+        results=[{"index": 1, "relevance_score": 0.97}],
+        meta={"api_version": {"version": "2"}},
+    )
+
+    id: str
+    results: list[CohereResult]
     meta: JSONObject

@@ -27,9 +27,15 @@ Content = str | Weights | Many[float] | Many[Many[float]]
 
 
 class Message(BaseModel):
-    """Base of all messages."""
+    """Base of all messages. Numbers and booleans are not made from other types."""
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class ForeignMessage(BaseModel):
+    """Base of the messages of other services: unknown keys are ignored, as those services ignore them."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
 
 class Fuse(Message):

@@ -7,17 +7,18 @@ from typing import Any, Literal
 
 import numpy as np
 from fastapi import APIRouter, Request, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from irkit.core.representation import Dense
 from irkit.model.embeddings import postprocess
-from irkit.serve.answers import CohereRanking, Embeddings, ModelList
+from irkit.serve.answers import CohereRanking, CohereRankingV2, Embeddings, ModelList
 from irkit.serve.catalogue import Catalogue
-from irkit.serve.messages import Many
+from irkit.serve.messages import ForeignMessage, Many
 from irkit.serve.problems import Problem, respond
-from irkit.serve.tei_routes import check_texts, find_model, score_texts
+from irkit.serve.served_models import ServedModel
+from irkit.serve.tei_routes import check_texts, find_model, find_scorer, score_texts
 
-router = APIRouter(prefix="/v1", tags=["OpenAI and Cohere"])
+router = APIRouter(tags=["OpenAI and Cohere"])
 _SIDES = {
     "query": "query",
     "search_query": "query",
@@ -27,12 +28,11 @@ _SIDES = {
 }
 
 
-class EmbeddingsRequest(BaseModel):
+class EmbeddingsRequest(ForeignMessage):
     """Texts to encode."""
 
     model_config = ConfigDict(
-        allow_inf_nan=False,
-        json_schema_extra={"examples": [{"input": ["a text", "another text"], "input_type": "document"}]},
+        json_schema_extra={"examples": [{"input": ["a text", "another text"], "input_type": "document"}]}
     )
 
     input: str | Many[str]
@@ -43,24 +43,37 @@ class EmbeddingsRequest(BaseModel):
     input_type: str | None = Field(None, description="query or document; Cohere's and Jina's names, too.")
 
 
-class CohereRerankRequest(BaseModel):
+class CohereRequest(ForeignMessage):
     """A query, and documents to rank."""
 
     model_config = ConfigDict(
-        allow_inf_nan=False,
         json_schema_extra={
             "examples": [{"query": "where do bears sleep", "documents": ["In a den.", "Copper."]}]
-        },
+        }
     )
 
     query: str
-    documents: Many[str | dict[str, Any]]
-    model: str | None = None
+    model: str | None = Field(
+        None, description="By default the first cross-encoder, or else the first model."
+    )
     top_n: int | None = Field(None, ge=1)
+
+
+class CohereRerankRequest(CohereRequest):
+    """A query, and documents to rank: texts, or objects with the key ``text``."""
+
+    documents: Many[str | dict[str, Any]]
     return_documents: bool = False
 
 
-@router.post("/embeddings", response_model=Embeddings)
+class CohereRerankV2Request(CohereRequest):
+    """A query, and documents to rank."""
+
+    documents: Many[str]
+    max_tokens_per_doc: int | None = Field(None, ge=1, description="No less than the model reads.")
+
+
+@router.post("/v1/embeddings", response_model=Embeddings)
 async def embeddings(request: Request, body: EmbeddingsRequest) -> Response:
     """Encode texts to one vector each, of length 1, as OpenAI does."""
     texts = check_texts(request, body.input, "input")
@@ -83,7 +96,7 @@ async def embeddings(request: Request, body: EmbeddingsRequest) -> Response:
     return respond({"object": "list", "data": data, "model": served.name, "usage": usage})
 
 
-@router.get("/models", response_model=ModelList)
+@router.get("/v1/models", response_model=ModelList)
 async def models(request: Request) -> Response:
     """List the models, as OpenAI does."""
     catalogue: Catalogue = request.app.state.catalogue
@@ -91,18 +104,13 @@ async def models(request: Request) -> Response:
     return respond({"object": "list", "data": items})
 
 
-@router.post("/rerank", response_model=CohereRanking)
+@router.post("/v1/rerank", response_model=CohereRanking)
 async def rerank_documents(request: Request, body: CohereRerankRequest) -> Response:
     """Rank documents for a query, best first."""
     texts = [_text(document) for document in body.documents]
-    check_texts(request, texts, "documents")
-    scores, tokens = await score_texts(request, body.model, body.query, texts, raw=False)
-    order = np.argsort(-np.array(scores), kind="stable")[: body.top_n].tolist()
-    results = [
-        {"index": i, "relevance_score": scores[i]}
-        | ({"document": {"text": texts[i]}} if body.return_documents else {})
-        for i in order
-    ]
+    results, tokens = await _rank(request, find_scorer(request, body.model), body, texts)
+    if body.return_documents:
+        results = [result | {"document": {"text": texts[result["index"]]}} for result in results]
     return respond(
         {
             "object": "rerank",
@@ -113,6 +121,33 @@ async def rerank_documents(request: Request, body: CohereRerankRequest) -> Respo
             "meta": {"api_version": {"version": "1"}, "billed_units": {"search_units": 1}},
         }
     )
+
+
+@router.post("/v2/rerank", response_model=CohereRankingV2)
+async def rerank_documents_v2(request: Request, body: CohereRerankV2Request) -> Response:
+    """Rank documents for a query, best first, as version 2 of Cohere's interface."""
+    served = find_scorer(request, body.model)
+    if (most := body.max_tokens_per_doc) is not None and most < (served.max_length or 0):
+        raise Problem(
+            422, f"max_tokens_per_doc {most}: model {served.name} cuts at {served.max_length}; send no less"
+        )
+    results, tokens = await _rank(request, served, body, body.documents)
+    meta = {
+        "api_version": {"version": "2"},
+        "billed_units": {"search_units": 1},
+        "tokens": {"input_tokens": tokens},
+    }
+    return respond({"id": request.state.request_id, "results": results, "meta": meta})
+
+
+async def _rank(
+    request: Request, served: ServedModel, body: CohereRequest, texts: list[str]
+) -> tuple[list[dict[str, Any]], int]:
+    """Return the place and the score of each text, best first, and the number of tokens."""
+    check_texts(request, texts, "documents")
+    scores, tokens = await score_texts(served, body.query, texts)
+    order = np.argsort(-np.array(scores), kind="stable")[: body.top_n].tolist()
+    return [{"index": i, "relevance_score": scores[i]} for i in order], tokens
 
 
 def _text(document: str | dict[str, Any]) -> str:

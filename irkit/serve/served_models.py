@@ -12,11 +12,10 @@ import torch
 from irkit.core.ragged import Ragged
 from irkit.core.representation import Representation, Several, concat
 from irkit.core.scoring import score
-from irkit.data import Document, Query
 from irkit.errors import IrkitError
 from irkit.heads import Side
 from irkit.model import Model
-from irkit.model.cross_encoder import CrossEncoder
+from irkit.model.cross_encoder import CrossEncoder, PairTokens
 from irkit.model.pipeline import Pipeline, plan_steps
 from irkit.retrieval.fusing import compare_several
 from irkit.serve.batcher import Batcher
@@ -105,10 +104,7 @@ class ServedModel:
         pipeline = model.encoding_pipeline(side, prompt_name=prompt_name)
         # tokens are made here, by threads beside the event loop, so that the model gets only numbers
         tokens = await asyncio.to_thread(self._tokenize, pipeline, texts, cut)
-        total = int(tokens.lengths.sum())
-        if total > self.limits.tokens:
-            limit = f"{total} tokens in one request, the limit is {self.limits.tokens}"
-            raise Problem(413, f"{limit}; send fewer or shorter texts")
+        total = self._total(tokens.lengths)
         parts, order = [(tokens, total)], None
         if total > self.limits.batch_tokens:
             steps = plan_steps(tokens.lengths, self.limits.batch_tokens)
@@ -118,22 +114,41 @@ class ServedModel:
         TOKENS.labels(self.name).inc(total)
         return Encoded(rows[0] if order is None else concat(rows)[order], total)
 
-    async def represent(self, texts: Sequence[str], side: Side) -> Encoded:
+    async def represent(self, texts: Sequence[str], side: Side, *, cut: bool = True) -> Encoded:
         """Encode texts so that `irkit.score` of the rows is the similarity of the model."""
-        rows, tokens = await self.encode(texts, side)
+        rows, tokens = await self.encode(texts, side, cut=cut)
         return Encoded(self.retriever_model().comparable(rows, side), tokens)
 
-    async def score(self, query: str, texts: Sequence[str]) -> tuple[list[float], int]:
-        """Score texts for a query; return the scores and the number of tokens (0 for a cross-encoder)."""
+    async def score(self, query: str, texts: Sequence[str], *, cut: bool = True) -> tuple[list[float], int]:
+        """Score texts for a query; return the scores and the number of tokens that were read.
+
+        Args:
+            query: Query.
+            texts: Texts.
+            cut: Whether long texts are cut; else they are refused.
+
+        Raises:
+            Problem: There are too many tokens, or too much is waiting, or the model has failed.
+        """
         if isinstance(self.model, CrossEncoder):
-            size = sum(map(len, texts)) // 4 + len(texts) * (1 + len(query) // 4)  # a guess of tokens
-            [scores] = await self.batcher.submit("pairs", [((query, texts), size)])
-            return scores, 0
+            rows = await asyncio.to_thread(self._tokenize_pairs, query, texts, cut)
+            lengths = torch.tensor([len(ids) for ids in rows["input_ids"]])
+            total = self._total(lengths)
+            steps = plan_steps(lengths, self.limits.batch_tokens)
+            parts = [
+                ({key: [values[i] for i in step] for key, values in rows.items()}, int(lengths[step].sum()))
+                for step in steps
+            ]
+            found = await self.batcher.submit("pairs", parts)
+            TOKENS.labels(self.name).inc(total)
+            scores = torch.empty(len(texts))
+            scores[torch.cat(steps)] = torch.cat(found)
+            return scores.tolist(), total
         queries, documents = await asyncio.gather(
-            self.represent([query], "query"), self.represent(texts, "document")
+            self.represent([query], "query", cut=cut), self.represent(texts, "document", cut=cut)
         )
-        scores = await asyncio.to_thread(_score, queries.rows, documents.rows)
-        return scores, queries.tokens + documents.tokens
+        similarities = await asyncio.to_thread(_score, queries.rows, documents.rows)
+        return similarities, queries.tokens + documents.tokens
 
     async def tokens(self, texts: Sequence[str], special: bool) -> list[list[dict[str, Any]]]:
         """Split texts into tokens as the model does, uncut; return them as TEI describes tokens.
@@ -162,16 +177,43 @@ class ServedModel:
             lengths = pipeline.tokenizer(texts, pipeline.prompt, _UNCUT).lengths
             longest = int(lengths.max()) if len(lengths) else 0
             if longest > int(tokens.lengths[lengths.argmax()]):
-                limit = f"a text has {longest} tokens, the limit of {self.name} is {self.max_length}"
-                raise Problem(413, f"{limit}; send shorter texts, or truncate: true")
+                raise self._too_long(f"a text has {longest} tokens")
         return tokens
 
-    def _score_pairs(self, key: Hashable, jobs: list[tuple[str, Sequence[str]]]) -> list[list[float]]:
+    def _tokenize_pairs(self, query: str, texts: Sequence[str], cut: bool) -> PairTokens:
+        assert isinstance(self.model, CrossEncoder)
+        pairs = [(query, text) for text in texts]
+        if not cut:
+            longest = max(map(len, self.model.tokenize(pairs, _UNCUT)["input_ids"]))
+            if longest > self.model.max_length:
+                raise self._too_long(f"query and text have {longest} tokens")
+        return self.model.tokenize(pairs)
+
+    def _too_long(self, what: str) -> Problem:
+        limit = f"{what}, the limit of {self.name} is {self.max_length}"
+        return Problem(413, f"{limit}; send shorter texts, or truncate: true")
+
+    def _total(self, lengths: torch.Tensor) -> int:
+        """Return the number of tokens of a request.
+
+        Raises:
+            Problem: There are too many.
+        """
+        total = int(lengths.sum())
+        if total > self.limits.tokens:
+            limit = f"{total} tokens in one request, the limit is {self.limits.tokens}"
+            raise Problem(413, f"{limit}; send fewer or shorter texts")
+        return total
+
+    def _score_pairs(self, key: Hashable, jobs: list[PairTokens]) -> Sequence[torch.Tensor]:
         """Score the pairs of several requests with a cross-encoder."""
         assert isinstance(self.model, CrossEncoder)
-        queries = [Query(str(number), query) for number, (query, _) in enumerate(jobs)]
-        documents = [[Document("text", text) for text in texts] for _, texts in jobs]
-        return [scores.tolist() for scores in self.model(queries, documents)]
+        rows = {name: [row for job in jobs for row in job[name]] for name in jobs[0]}
+        try:
+            scores = torch.from_numpy(self.model.score_tokens(rows))
+        except (IrkitError, RuntimeError) as error:
+            raise Problem(424, f"model {self.name} failed: {error}") from error
+        return scores.split([len(job["input_ids"]) for job in jobs])
 
 
 def _encode(key: Hashable, parts: list[Ragged]) -> Sequence[Representation]:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 from fastapi import APIRouter, Request, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 from irkit.core.representation import Dense, MultiVector, Sparse
 from irkit.model.embeddings import postprocess
+from irkit.serve.answers import Info, TextScore, Token, Weight
 from irkit.serve.catalogue import Catalogue
-from irkit.serve.messages import Many
+from irkit.serve.messages import ForeignMessage, Many
 from irkit.serve.problems import Problem, respond
 from irkit.serve.served_models import Kind, ServedModel
 
@@ -22,15 +24,26 @@ INTERFACE = "1.0"
 _PROMPT = "query, document, or another prompt of the model; null is its default."
 
 
-class TEIMessage(BaseModel):
-    """What all requests of these routes have; unknown keys are ignored, as TEI ignores them."""
+def _check_direction(value: Any) -> Any:
+    if value in ("left", "Left"):
+        raise PydanticCustomError("left", "texts are cut at their end only; send right, or shorter texts")
+    return value
 
-    model_config = ConfigDict(allow_inf_nan=False)
+
+def _check_no_prompt(value: Any) -> Any:
+    if value is not None:
+        raise PydanticCustomError(
+            "prompt", "the query and the texts have the prompts of their sides; send none"
+        )
+    return value
+
+
+class TEIMessage(ForeignMessage):
+    """What all requests of these routes have."""
 
     model: str | None = Field(None, description="Name of a served model; by default the first one.")
     truncate: bool | None = Field(None, description="False refuses texts that are too long.")
-    truncation_direction: Literal["right", "Right"] = "right"
-    prompt_name: str | None = Field(None, description=_PROMPT)
+    truncation_direction: Annotated[Literal["right", "Right"], BeforeValidator(_check_direction)] = "right"
 
 
 class EmbedRequest(TEIMessage):
@@ -39,6 +52,7 @@ class EmbedRequest(TEIMessage):
     model_config = ConfigDict(json_schema_extra={"examples": [{"inputs": ["a text", "another text"]}]})
 
     inputs: str | Many[str]
+    prompt_name: str | None = Field(None, description=_PROMPT)
 
 
 class DenseRequest(EmbedRequest):
@@ -59,23 +73,25 @@ class RerankTextsRequest(TEIMessage):
     texts: Many[str]
     raw_scores: bool = Field(False, description="Of a cross-encoder: logits instead of probabilities.")
     return_text: bool = False
+    prompt_name: Annotated[None, BeforeValidator(_check_no_prompt)] = Field(None, description="None.")
 
 
-class Sentences(BaseModel):
+class Sentences(ForeignMessage):
     """A sentence, and others to compare with it."""
 
     source_sentence: str
     sentences: Many[str]
 
 
-class SimilarityParameters(BaseModel):
+class SimilarityParameters(ForeignMessage):
     """Options of a comparison."""
 
     truncate: bool | None = None
+    truncation_direction: Annotated[Literal["right", "Right"], BeforeValidator(_check_direction)] = "right"
     prompt_name: str | None = Field(None, description=_PROMPT)
 
 
-class SimilarityRequest(BaseModel):
+class SimilarityRequest(ForeignMessage):
     """Sentences to compare."""
 
     model_config = ConfigDict(
@@ -92,8 +108,13 @@ class SimilarityRequest(BaseModel):
 class TokenizeRequest(TEIMessage):
     """Texts to split into tokens."""
 
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"inputs": "a text"}, {"inputs": ["a text"], "prompt_name": "query"}]}
+    )
+
     inputs: str | Many[str]
     add_special_tokens: bool = True
+    prompt_name: str | None = Field(None, description=_PROMPT)
 
 
 def find_model(request: Request, name: str | None, kind: Kind | None = None) -> ServedModel:
@@ -153,7 +174,7 @@ async def embed_all(request: Request, body: EmbedRequest) -> Response:
     return respond([vectors.tolist() for vectors in made.tokens])
 
 
-@router.post("/embed_sparse", response_model=list[list[dict[str, float]]])
+@router.post("/embed_sparse", response_model=list[list[Weight]])
 async def embed_sparse(request: Request, body: EmbedRequest) -> Response:
     """Encode texts to weights of terms."""
     texts = check_texts(request, body.inputs, "inputs")
@@ -173,30 +194,40 @@ async def embed_sparse(request: Request, body: EmbedRequest) -> Response:
     )
 
 
-@router.post("/rerank", response_model=list[dict[str, Any]])
+@router.post("/rerank", response_model=list[TextScore])
 async def rerank(request: Request, body: RerankTextsRequest) -> Response:
     """Score texts for a query, best first: by a cross-encoder, or by the similarity of another model."""
     texts = check_texts(request, body.texts, "texts")
-    scores, _ = await score_texts(request, body.model, body.query, texts, body.raw_scores)
+    cut = body.truncate is not False
+    served = find_scorer(request, body.model)
+    scores, _ = await score_texts(served, body.query, texts, raw=body.raw_scores, cut=cut)
     order = np.argsort(-np.array(scores), kind="stable").tolist()
     return respond(
         [{"index": i, "score": scores[i]} | ({"text": texts[i]} if body.return_text else {}) for i in order]
     )
 
 
-async def score_texts(
-    request: Request, name: str | None, query: str, texts: list[str], raw: bool
-) -> tuple[list[float], int]:
-    """Score texts; without ``raw`` the scores of a cross-encoder are probabilities. Return also the tokens.
+def find_scorer(request: Request, name: str | None) -> ServedModel:
+    """Return the model that scores texts: by default the first cross-encoder, or else the first model.
 
-    Without a name, the first cross-encoder scores them, or else the first model.
+    Raises:
+        Problem: There is none.
     """
     catalogue: Catalogue = request.app.state.catalogue
     if name is None:
         crosses = (model.name for model in catalogue.models.values() if model.kind == "cross_encoder")
         name = next(crosses, None)
-    served = find_model(request, name)
-    scores, tokens = await served.score(query, texts)
+    return find_model(request, name)
+
+
+async def score_texts(
+    served: ServedModel, query: str, texts: list[str], *, raw: bool = False, cut: bool = True
+) -> tuple[list[float], int]:
+    """Score texts for a query, and count the tokens, see `irkit.serve.served_models.ServedModel.score`.
+
+    Without ``raw`` the scores of a cross-encoder are probabilities.
+    """
+    scores, tokens = await served.score(query, texts, cut=cut)
     if served.kind == "cross_encoder" and not raw:
         scores = torch.tensor(scores).sigmoid().tolist()
     return scores, tokens
@@ -228,7 +259,7 @@ async def embed_or_compare(request: Request, body: DenseRequest | SimilarityRequ
     return await (similarity(request, body) if isinstance(body, SimilarityRequest) else embed(request, body))
 
 
-@router.post("/tokenize", response_model=list[list[dict[str, Any]]])
+@router.post("/tokenize", response_model=list[list[Token]])
 async def tokenize(request: Request, body: TokenizeRequest) -> Response:
     """Split texts into tokens, uncut."""
     texts = check_texts(request, body.inputs, "inputs")
@@ -238,7 +269,7 @@ async def tokenize(request: Request, body: TokenizeRequest) -> Response:
     return respond(await served.tokens([prompt + text for text in texts], body.add_special_tokens))
 
 
-@router.get("/info")
+@router.get("/info", response_model=Info)
 async def info(request: Request) -> Response:
     """Describe the first model and the limits, as TEI does."""
     catalogue: Catalogue = request.app.state.catalogue
