@@ -33,9 +33,9 @@ from benchmarks.harness import Row, data_dir, peak_memory, provenance, read_resu
 from irkit.planning import costs, plan
 
 SIZES = (5_000, 10_000, 100_000, 1_000_000)
-LARGEST = {"plaid": 100_000}
+LARGEST = {"plaid": 100_000, "muvera": 100_000, "hnsw": 100_000}
 """Kinds that are not measured beyond a size, unless they are named."""
-KINDS = ("bm25", "inverted", "flat", "dense", "plaid")
+KINDS = ("bm25", "inverted", "flat", "dense", "plaid", "muvera", "hnsw")
 PLANNED = (8_800_000, 100_000_000, 1_000_000_000)
 LATENCY = 0.05  # seconds
 WORDS, WEIGHTS, DIM, TOKENS, TOKEN_DIM, TOPICS = 50, 40, 384, 32, 64, 1000
@@ -86,7 +86,7 @@ def store_costs(facts: dict[str, Any]) -> None:
 def plans() -> Iterator[Row]:
     """Yield the predicted costs of collections that were not measured."""
     for size in PLANNED:
-        for kind in KINDS:
+        for kind in filter(KINDS.__contains__, costs.measured_kinds()):
             found = plan(size, kind, latency=LATENCY)
             yield {
                 "predicted": kind,
@@ -95,6 +95,7 @@ def plans() -> Iterator[Row]:
                 "GB": found.bytes / 1e9,
                 "GB a machine": found.bytes / found.machines / 1e9,
                 "GB of memory of a build": found.build_memory / 1e9,
+                "GB of memory of a reader": found.memory / 1e9,
                 "hours of the build": found.build_hours,
                 "ms of a query": found.query_ms,
             }
@@ -173,12 +174,14 @@ def tokens(count: int, seed: int) -> Iterator[Any]:
         yield np.stack([next(rows) for _ in range(TOKENS)])
 
 
-CONTENTS: dict[str, tuple[str, str, Callable[[int, int], Iterator[Any]]]] = {
+CONTENTS: dict[str, tuple[str, Any, Callable[[int, int], Iterator[Any]]]] = {
     "bm25": ("bm25", "inverted", texts),
     "inverted": ("impacts", "inverted", weights),
     "flat": ("vectors", "flat", vectors),
     "dense": ("vectors", "dense", vectors),
     "plaid": ("vectors", "plaid", tokens),
+    "muvera": ("vectors", "muvera", tokens),
+    "hnsw": ("vectors", {"kind": "faiss", "factory": "hnsw"}, vectors),
 }
 """Model, index and documents of each kind."""
 

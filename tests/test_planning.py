@@ -13,8 +13,8 @@ LINES = {
     BUILD: Line(100, 2, 0.5, 335_000),
     BYTES: Line(1000, 5e6, -1),
     QUERY: Line(1, 0.01, 0.5),
-    BUILD_MEMORY: Line(50, 1e-3, 1),
-    MEMORY: Line(1, 1, 1),
+    BUILD_MEMORY: Line(50, 2e-3, 1, 335_000),
+    MEMORY: Line(1, 5e-4, 1),
     OPENING: Line(1, 1, 1),
 }
 
@@ -50,34 +50,42 @@ def test_fits_and_checks(measured: None) -> None:
 
 
 @pytest.mark.parametrize("latency", [None, 0.2, 0.02, 0.0045])
+@pytest.mark.parametrize("memory", [1e9, 4e8])
 @pytest.mark.parametrize("documents", [1, 9_999, 100_000, 3_456_789, 100_000_000])
-def test_the_fewest_machines(measured: None, documents: int, latency: float | None) -> None:
+def test_the_fewest_machines(measured: None, documents: int, memory: float, latency: float | None) -> None:
+    """Of 1 GB the files take most, and of 0.4 GB the build."""
+
     def enough(machines: int) -> bool:
         size = documents / machines
         milliseconds = LINES[QUERY].at(size) + 2.0 * (machines > 1)
-        fits = size * LINES[BYTES].at(size) <= 1e9
+        megabytes = max(
+            size * LINES[BYTES].at(size) / 1e6, LINES[BUILD_MEMORY].at(size), LINES[MEMORY].at(size)
+        )
+        fits = megabytes <= memory / 1e6
         return fits and (latency is None or milliseconds <= 1000 * latency * (1 + 1e-9))
 
     expected = next((count for count in range(1, max(1, documents // 10_000) + 1) if enough(count)), None)
     if expected is None:
         with pytest.raises(BadValueError, match=r"on [\d,]+ machines a query of plaid takes"):
-            plan(documents, "plaid", latency=latency, memory=1e9)
+            plan(documents, "plaid", latency=latency, memory=memory)
         return
-    found = plan(documents, "plaid", latency=latency, memory=1e9)
+    found = plan(documents, "plaid", latency=latency, memory=memory)
     size = documents / expected
     assert (found.machines, found.is_measured) == (expected, documents == 100_000 and expected == 1)
     assert found.bytes == pytest.approx(documents * LINES[BYTES].at(size))
     assert found.build_hours == pytest.approx(size * LINES[BUILD].at(size) / 3.6e9)
     assert found.query_ms == pytest.approx(LINES[QUERY].at(size) + 2.0 * (expected > 1))
     assert found.build_memory == pytest.approx(1e6 * LINES[BUILD_MEMORY].at(size))
+    assert found.memory == pytest.approx(1e6 * LINES[MEMORY].at(size))
 
 
 def test_what_comes_with_irkit() -> None:
     content = costs.read_costs()
     assert content["measured"].startswith("measured ")
-    for index, powers in POWERS.items():
-        rows = costs.rows_of(index)
-        assert costs.SHAPES[index]
+    assert set(costs.SHAPES) == set(POWERS)
+    assert set(costs.measured_kinds()) <= set(POWERS)
+    for index in costs.measured_kinds():
+        rows, powers = costs.rows_of(index), POWERS[index]
         for cost in powers:
             assert all(item[cost] >= 0 for item in rows)
             checked = costs.check(rows, cost)

@@ -23,9 +23,9 @@ def plan(
 
     Args:
         documents: Number of documents, such as 100M.
-        choice: bm25, inverted, flat, dense or plaid.
+        choice: bm25, inverted, flat, dense or plaid; muvera and hnsw once they were measured.
         latency: Maximum time of a query while no other query runs, such as 50ms; default: any.
-        memory: Memory of a machine, which holds its part of the index.
+        memory: Memory of a machine, in which its part of the index, the build and the search have to fit.
 
     Examples:
         irkit plan --documents 100M --index plaid --latency 50ms
@@ -44,6 +44,7 @@ def plan(
         ("GB of all machines", f"{machine_plan.bytes / 1e9:.3g}", origin),
         ("GB of a machine", f"{machine_plan.bytes / machine_plan.machines / 1e9:.3g}", origin),
         ("GB of memory of a build", f"{machine_plan.build_memory / 1e9:.3g}", origin),
+        ("GB of memory of a reader", f"{machine_plan.memory / 1e9:.3g}", origin),
         ("hours of the build", f"{machine_plan.build_hours:.3g}", origin),
         ("ms of a query", f"{machine_plan.query_ms:.3g}", origin),
     ]

@@ -10,8 +10,13 @@ index works. It is not fitted, because a power fitted to a few small sizes says 
   the square root of its lists; the number of documents in those lists grows with the power 0.75. `plaid`
   reads a fixed number of centroids per query; the tokens of a centroid grow with the square root (0.5), and
   so does the number of centroids, all of which are scored.
+* `muvera` is searched as `dense` is. Building and searching `hnsw` visit neighbours whose number grows as the
+  logarithm of the documents; a power of 0.07 grows so near a million (the inverse of its logarithm).
 * `plaid` has at most 32,768 centroids. Beyond the size that reaches this number, the cost of assigning a
-  token stays the same.
+  token stays the same, and so does the sample of tokens that centroids are trained on.
+* Memory of a build is that of buffers and samples, which fill up: it grows until a number of documents
+  (`UNTIL`) and stays. The samples of `dense` and `muvera` grow with the number of lists (0.5). `flat` has
+  neither; its memory is pages of its files. The graph of `hnsw` is in memory (1).
 """
 
 from __future__ import annotations
@@ -28,17 +33,29 @@ BUILD, BYTES, QUERY = "build us/document", "bytes/document", "query ms"
 BUILD_MEMORY, MEMORY, OPENING = "memory of the build MB", "memory of the reader MB", "opening ms"
 
 _SAME = {BYTES: -1.0, BUILD_MEMORY: 1.0, MEMORY: 1.0, OPENING: 1.0}
+_LISTS = {BUILD: 0.5, QUERY: 0.75, **_SAME, BUILD_MEMORY: 0.5}
 POWERS: dict[str, dict[str, float]] = {
     "bm25": {BUILD: -1.0, QUERY: 1.0, **_SAME},
     "inverted": {BUILD: -1.0, QUERY: 1.0, **_SAME},
     "flat": {BUILD: -1.0, QUERY: 1.0, **_SAME},
-    "dense": {BUILD: 0.5, QUERY: 0.75, **_SAME},
+    "dense": _LISTS,
     "plaid": {BUILD: 0.5, QUERY: 0.5, **_SAME},
+    "muvera": _LISTS,
+    "hnsw": {BUILD: 0.07, QUERY: 0.07, **_SAME},
 }
 """Powers by kind and cost."""
 
-UNTIL = {("plaid", BUILD): 335_000.0}
-"""Number of documents beyond which a cost is constant: there, documents of 32 tokens fill all centroids."""
+UNTIL = {
+    ("plaid", BUILD): 335_000.0,
+    ("plaid", BUILD_MEMORY): 335_000.0,
+    ("bm25", BUILD_MEMORY): 350_000.0,
+    ("inverted", BUILD_MEMORY): 350_000.0,
+}
+"""Number of documents beyond which a cost is constant.
+
+Documents of 32 tokens fill all centroids of `plaid` there. For `bm25` and `inverted` it is read off the
+measurements: memory grows in proportion to 100,000 documents, and to a million by as much as to 350,000.
+"""
 
 SHAPES = {
     "bm25": "texts of 50 words, queries of 4",
@@ -46,6 +63,8 @@ SHAPES = {
     "flat": "vectors of 384 numbers",
     "dense": "vectors of 384 numbers",
     "plaid": "32 tokens of 64 numbers",
+    "muvera": "32 tokens of 64 numbers",
+    "hnsw": "vectors of 384 numbers",
 }
 """What the measured documents and queries are."""
 
@@ -85,6 +104,11 @@ def read_costs() -> dict[str, Any]:
     return json.loads(content)  # type: ignore[no-any-return]
 
 
+def measured_kinds() -> list[str]:
+    """Return the kinds that have a line: those with two measurements or more."""
+    return [kind for kind in POWERS if len(rows_of(kind)) > 1]
+
+
 def rows_of(index: str, rows: Sequence[dict[str, Any]] | None = None) -> list[dict[str, Any]]:
     """Return the measurements of a kind, smallest first."""
     every = read_costs()["rows"] if rows is None else rows
@@ -106,7 +130,8 @@ def fit(rows: Sequence[dict[str, Any]], cost: str) -> Line:
     sizes = np.minimum([row["documents"] for row in rows], until, dtype=float)
     values = np.array([row[cost] for row in rows], float)
     unit = sizes.max() ** power  # numbers of one size
-    scale = np.maximum(values, values.max() / 100)  # memory may be 0
+    # small memory, even 0, says little: a process has some left from before
+    scale = np.maximum(values, values.max() / (10 if cost in (BUILD_MEMORY, MEMORY) else 100))
     matrix = np.stack([np.ones(len(sizes)), sizes**power / unit], 1) / scale[:, None]
     fixed, slope = nnls(matrix, values / scale)[0]
     return Line(float(fixed), float(slope / unit), power, until)

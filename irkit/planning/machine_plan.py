@@ -12,11 +12,12 @@ from irkit.planning.costs import (
     BUILD,
     BUILD_MEMORY,
     BYTES,
-    POWERS,
+    MEMORY,
     QUERY,
     Check,
     check,
     fit,
+    measured_kinds,
     read_costs,
     rows_of,
 )
@@ -37,7 +38,9 @@ class MachinePlan:
         machines: Machines, each with one shard.
         per_machine: Documents of a machine.
         bytes: Bytes on the disks of all machines. A search reads no disk if as much fits in memory.
-        build_memory: Bytes that the build takes on each machine.
+        build_memory: Bytes of memory that the build takes on each machine.
+        memory: Bytes of memory that a process takes which opens the index of a machine and searches it once;
+            more searches read more of the files, whose bytes should fit, too.
         build_hours: Hours of the build, without the encoding of texts; all machines build at the same time.
         query_ms: Milliseconds of a query on its own.
         is_measured: True if an index of this many documents was measured, False if all numbers are predicted.
@@ -50,6 +53,7 @@ class MachinePlan:
     per_machine: int
     bytes: float
     build_memory: float
+    memory: float
     build_hours: float
     query_ms: float
     is_measured: bool
@@ -88,34 +92,37 @@ def parse_bytes(text: str) -> float:
 
 
 def plan(documents: int, index: str, *, latency: float | None = None, memory: float = 64e9) -> MachinePlan:
-    """Plan the fewest machines that hold an index in memory and answer in time.
+    """Plan the fewest machines with memory for the index, its build and its search that answer in time.
 
     Args:
         documents: Number of documents.
-        index: ``"bm25"``, ``"inverted"``, ``"flat"``, ``"dense"`` or ``"plaid"``.
+        index: A kind that was measured, see `irkit.planning.costs.measured_kinds`.
         latency: Maximum seconds for one query while no other query runs; None allows any time.
         memory: Bytes of memory of a machine.
 
     Raises:
         BadValueError: A kind was not measured, a number is out of range, or no number of machines is enough.
     """
-    if index not in POWERS or len(rows_of(index)) < 2:
-        raise BadValueError(
-            f"plan: index {brief(index)} was not measured; {suggest(str(index), list(POWERS))}"
-        )
+    if index not in (kinds := measured_kinds()):
+        raise BadValueError(f"plan: index {brief(index)} was not measured; {suggest(str(index), kinds)}")
     if not is_count(documents) or not memory > 0 or (latency is not None and not latency > 0):
         raise BadValueError("plan: expected documents of 1 or more, and latency and memory above 0")
     rows = rows_of(index)
-    lines = {cost: fit(rows, cost) for cost in (BUILD, BYTES, QUERY, BUILD_MEMORY)}
+    lines = {cost: fit(rows, cost) for cost in (BUILD, BYTES, QUERY, BUILD_MEMORY, MEMORY)}
     overhead = read_costs()["shards"]["overhead ms"]
 
     def query(machines: int) -> float:
         return lines[QUERY].at(documents / machines) + (overhead if machines > 1 else 0)
 
-    def enough(machines: int) -> bool:
+    def needed(machines: int) -> float:
+        """Return the bytes of memory that the files, the build or the search of a machine take at most."""
         size = documents / machines
-        fits = size * lines[BYTES].at(size) <= memory
-        return fits and (latency is None or query(machines) <= 1000 * latency)
+        return max(
+            size * lines[BYTES].at(size), *(1e6 * lines[cost].at(size) for cost in (BUILD_MEMORY, MEMORY))
+        )
+
+    def enough(machines: int) -> bool:
+        return needed(machines) <= memory and (latency is None or query(machines) <= 1000 * latency)
 
     # the fewest machines: double them until they are enough, then halve the interval
     most = max(1, documents // _LEAST)
@@ -125,7 +132,7 @@ def plan(documents: int, index: str, *, latency: float | None = None, memory: fl
     if not enough(high):
         raise BadValueError(
             f"plan: on {high:,} machines a query of {index} takes {query(high):.1f} ms, and a machine needs "
-            f"{documents / high * lines[BYTES].at(documents / high) / 1e9:.2f} GB; allow more of these"
+            f"{needed(high) / 1e9:.2f} GB; allow more of these"
         )
     low = high // 2
     while high - low > 1:
@@ -146,7 +153,7 @@ def _describe(
     same = [row for row in rows if row["documents"] == documents] if machines == 1 else []
     if same:
         costs = {cost: same[0][cost] for cost in costs}
-    comparisons = {cost: check(rows, cost) for cost in (BUILD, BYTES, QUERY)}
+    comparisons = {cost: check(rows, cost) for cost in lines}
     return MachinePlan(
         index=index,
         documents=documents,
@@ -154,6 +161,7 @@ def _describe(
         per_machine=-(-documents // machines),
         bytes=documents * costs[BYTES],
         build_memory=costs[BUILD_MEMORY] * 1e6,
+        memory=costs[MEMORY] * 1e6,
         build_hours=size * costs[BUILD] / 3.6e9,
         query_ms=costs[QUERY],
         is_measured=bool(same),
