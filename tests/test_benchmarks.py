@@ -7,6 +7,7 @@ import json
 import random
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 from xml.etree import ElementTree
@@ -158,6 +159,28 @@ def test_every_bench_of_a_kernel_is_found() -> None:
         "splade_pool",
     } <= set(found)
     assert all(callable(bench.run) for bench in found.values())
+
+
+def test_benches_of_some_kernels_keep_the_rows_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from benchmarks import harness, kernels
+
+    monkeypatch.setattr(harness, "RESULTS", tmp_path)
+    names = [*kernels.benches()]
+    bench = SimpleNamespace(run=lambda: [{"ms": 1.0}])
+    monkeypatch.setattr(kernels, "benches", lambda only: dict.fromkeys(only, bench))
+    old = {**harness.provenance(), "commit": "old"}
+    rows = [{"kernel": name, "ms": 2.0, "provenance": old} for name in (names[0], names[2], "renamed since")]
+    harness.write_results("kernels", rows)
+    kernels.main(only=[names[1], names[2]])
+    found = [
+        (row["kernel"], row["ms"], row["provenance"]["commit"]) for row in harness.read_results("kernels")
+    ]
+    now = harness.provenance()["commit"]
+    assert found == [(names[0], 2.0, "old"), (names[1], 1.0, now), (names[2], 1.0, now)]
+    with pytest.raises(SystemExit, match="kernels: no bench of maxsin; expected some of dense_scan, "):
+        kernels.main(only=["maxsin"])
 
 
 def curve(contender: str, recall: float, speed: float) -> dict[str, object]:

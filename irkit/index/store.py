@@ -16,8 +16,7 @@ How a change survives a crash:
 * **One writer** at a time: it holds the lock of ``irkit.lock``. Readers need no lock. They map files into
   memory, and mapped files stay readable after they are removed or replaced.
 
-Lucene's ``segments_N`` files and LMDB's two meta pages follow the same idea: data is written first, and one
-small atomic write makes it count.
+Lucene's ``segments_N`` files and LMDB's two meta pages do the same: one small atomic write makes data count.
 """
 
 from __future__ import annotations
@@ -218,17 +217,15 @@ class Store(StoreReader):
             LockedError: Another process, or another thread, is writing.
             StorageError: The changes could not be written.
         """
-        # an update inside another one only notes that it failed
         own = self._own
-        if own.updating:
+        if own.updating:  # an update inside another one only notes that it failed
             try:
                 yield self
             except BaseException:
                 own.failed = True
                 raise
             return
-        # one thread of one process writes, beginning with the newest state
-        if not self._changing.acquire(blocking=False):
+        if not self._changing.acquire(blocking=False):  # one thread of one process writes
             raise directory.busy(self.path)
         before, changing = own.state, self._changing  # a fork replaces self._changing
         try:
@@ -237,8 +234,7 @@ class Store(StoreReader):
                     self.refresh()
                     self._clean()
                 own.state, own.updating, own.failed = self.committed.copy(), True, False
-                # the change, and its commit; after an exception, back to what is on the disk
-                try:
+                try:  # the change, and its commit; after an exception, back to what is on the disk
                     yield self
                     if not own.updating:
                         raise StorageError(

@@ -39,7 +39,10 @@ from irkit.utils.progress import progress_bar
 
 
 class EncodingModel(ModelParts):
-    """The base of `irkit.Model` that encodes texts and compares vectors."""
+    """The base of `irkit.Model` that encodes texts and compares vectors.
+
+    A call makes the `Pipeline` of its side, see `irkit.Model.pipeline`, and lets the pipeline encode.
+    """
 
     query_model: EncodingModel | None
 
