@@ -200,6 +200,33 @@ def test_a_second_model_scores_the_best_documents_again(
         config(collection, second_pass={"scorer": "x", "top": 0})
 
 
+def test_multiplications_of_a_cross_encoder_by_hand(
+    collection: Path, tiny_bert: Path, tmp_path: Path
+) -> None:
+    """Linear layers of h x h (4 a layer) and h x i (2), the products of attention, then one token's score."""
+    from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
+
+    settings = BertConfig.from_pretrained(tiny_bert, num_labels=1, type_vocab_size=2)
+    tokenizer = AutoTokenizer.from_pretrained(tiny_bert)
+    for part in (BertForSequenceClassification(settings), tokenizer):
+        part.save_pretrained(tmp_path / "cross")
+    first = models(tiny_bert)["sparse"]
+    (alone,) = open_collections([config(collection)])
+    second_pass = {"scorer": f"cross-encoder:{tmp_path / 'cross'}", "top": 1}
+    (judged,) = open_collections([config(collection, second_pass=second_pass)])
+    assert judged.pairs == 21
+    added = measure(first, [judged])["one"].costs["FLOPS"] - measure(first, [alone])["one"].costs["FLOPS"]
+    h, i, layers = settings.hidden_size, settings.intermediate_size, settings.num_hidden_layers
+    possible = set()
+    for document in judged.source:
+        n = len(tokenizer(judged.queries[0].text, document.full_text).input_ids)
+        possible.add(layers * (n * (4 * h * h + 2 * h * i) + 2 * n * n * h) + h * h + h)
+    assert round(added * judged.pairs) in possible
+    run = collection / "some.trec"
+    run.write_text("q3 Q0 d3 1 2.0 r\nq3 Q0 d4 2 1.0 r\n")
+    assert open_collections([config(collection, run=str(run))])[0].pairs == 2
+
+
 def test_documents_with_the_id_of_the_query_may_be_ignored(collection: Path, tiny_bert: Path) -> None:
     model = models(tiny_bert)["sparse"]
     configs = [config(collection, name="all"), config(collection, name="others", drop_identical_ids=True)]

@@ -61,7 +61,7 @@ class Costs:
     * ``query length`` and ``document length``: terms of a sparse vector, token vectors, or 1; the mean.
     * ``floats``: numbers stored per document; of a sparse vector its weights.
     * ``FLOPS``: multiplications per pair of a query and a document, the mean over all pairs. For sparse
-      vectors this is the number of terms that both have.
+      vectors this is the number of terms that both have. Those of a cross-encoder in a second pass are added.
 
     Source: Paria et al. 2020, "Minimizing FLOPs to Learn Efficient Sparse Representations", section 3;
     Multi-Vector Attention Models for Deep Re-ranking, table 5, which counts for 1,000 documents.
@@ -206,10 +206,12 @@ def _measure_group(
     found = {row: document.id for row, document in enumerate(documents()) if row in wanted}
     results: dict[str, dict[str, Measured]] = {collection.config.title: {} for collection in group}
     for search, part in zip(searches, hits, strict=True):
+        costs = search.costs.means() | search.other_costs
         if (second := search.collection.config.second_pass) is not None:
-            part = score_again(search.collection, part, second, documents())
+            part, products = score_again(search.collection, part, second, documents())
+            costs["FLOPS"] += products / search.collection.pairs
         evaluation = _evaluate(search.collection, part, found)
-        measured = Measured(evaluation, search.costs.means() | search.other_costs)
+        measured = Measured(evaluation, costs)
         results[search.collection.config.title][search.part] = measured
     return results
 

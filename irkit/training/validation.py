@@ -207,6 +207,13 @@ class JudgedCollection:
     corpus: str
     candidates: Mapping[str, list[int]] | None = None
 
+    @property
+    def pairs(self) -> int:
+        """Number of pairs of a query and a document that are compared."""
+        if self.candidates is not None:
+            return sum(map(len, self.candidates.values()))
+        return len(self.queries) * self.total
+
     def documents(self) -> Iterator[Document]:
         """Read the documents that are searched."""
         return (document for document in self.source if self.chosen is None or document.id in self.chosen)
