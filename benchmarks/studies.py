@@ -18,6 +18,7 @@ from pathlib import Path
 from benchmarks.harness import RESULTS, Row, data_dir, write_results
 from irkit.study import Cell, StudyConfig, Trial, run_study, write_report
 from irkit.study.query_scores import SCORES
+from irkit.study.study_report import FRAGMENTATION
 from irkit.training.validation import parse_collections
 
 STUDIES = Path(__file__).parents[1] / "examples" / "studies"
@@ -105,7 +106,11 @@ def run(name: str, out: Path) -> bool:
 
 def rows(cells: Iterable[Cell]) -> Iterator[Row]:
     """Yield a row per variant and collection: measures with differences and corrected p, then costs."""
-    cells = [cell for cell in cells if cell.measure not in ("query length", "ms per query")]
+    cells = list(cells)
+    skipped = ["query length", "ms per query"]
+    if len({cell.mean for cell in cells if cell.measure == FRAGMENTATION}) < 2:  # the same vocabulary
+        skipped.append(FRAGMENTATION)
+    cells = [cell for cell in cells if cell.measure not in skipped]
     several = len({cell.dataset for cell in cells}) > 1
     several_measures = len({cell.measure for cell in cells if "@" in cell.measure}) > 1
     table: dict[tuple[str, str], list[Cell]] = {}

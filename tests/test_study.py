@@ -368,6 +368,23 @@ def test_costs_are_in_the_report(tmp_path):
     assert not (tmp_path / "FLOPS.svg").exists()
 
 
+def test_the_tokens_per_word_of_a_transfer_are_a_cost(tmp_path):
+    from irkit.vocabulary.transfer import FACTS
+
+    study = three_variants()
+    write_runs(tmp_path, study, runs_of(3, 1))
+    for number, trial in enumerate(trials(study, tmp_path)[1:3], 1):
+        write_costs({"d0": {"FLOPS": 1.0}}, trial.folder / "costs.jsonl")
+        facts = {"fragmentation": {"source": 1.5, "target": 1 + number / 4}}
+        (trial.folder / FACTS).write_text(json.dumps(facts))
+        trial.drop_model()
+    cells = [cell for cell in write_report(tmp_path) if cell.measure == "tokens per word"]
+    assert [(cell.variant, cell.dataset, cell.mean) for cell in cells] == [
+        ("v1", "d0", 1.25),
+        ("v2", "d0", 1.5),
+    ]
+
+
 def test_what_a_training_looks_at_does_not_count(tmp_path):
     evaluation = [{"source": "tuning"}, {"source": "x/d1", "at_end": True}]
     study = three_variants(recipe={**RECIPE, "evaluation": evaluation})

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from irkit.study.query_scores import SCORES, Scores, write_scores
-from irkit.study.results import AVERAGE, GEOMETRIC, Cell, Costs, tabulate, tabulate_costs
+from irkit.study.results import AVERAGE, GEOMETRIC, Cell, tabulate, tabulate_costs
 from irkit.study.study_config import StudyConfig
 from irkit.study.trial import Trial, trials
 from irkit.training.result_files import COSTS, Results, read_costs, read_results
@@ -17,6 +17,7 @@ from irkit.training.validation import EvaluationConfig, parse_collections
 from irkit.utils.atomic import write_text
 from irkit.utils.figures import draw_svg
 
+FRAGMENTATION = "tokens per word"
 _COLORS = {"better": "#0072b2", "worse": "#d55e00", "no significant difference": "#999999"}
 _COLUMNS = 3  # of panels
 _METHOD = """\
@@ -50,12 +51,15 @@ def write_report(out: str | Path, baseline: str | None = None) -> list[Cell]:
         study = StudyConfig.parse(study.model_dump() | {"baseline": baseline}, str(out))
     runs = trials(study, out)
     scores: dict[str, dict[int, Results]] = {name: {} for name in study.changes()}
-    costs: dict[str, dict[int, Costs]] = {name: {} for name in study.changes()}
+    costs: dict[str, dict[int, dict[tuple[str, str], float]]] = {name: {} for name in study.changes()}
     for trial in runs:
         if trial.finished:
             scores[trial.variant][trial.seed] = read_results(trial.results)
             if (path := trial.folder / COSTS).exists():
                 costs[trial.variant][trial.seed] = read_costs(path)
+                if (fragmentation := trial.tokens_per_word) is not None:
+                    known = costs[trial.variant][trial.seed]
+                    known |= {(FRAGMENTATION, dataset): fragmentation for _, dataset in known}
     collections = _collections(runs)
     groups = {config.title: config.group for config in collections if config.group}
     tested = [config.title for config in collections if config.at_end]  # only finished models are measured

@@ -10,11 +10,13 @@ from typing import Any
 
 import yaml
 
-from irkit.config import read_mapping
+from irkit.config import read_json, read_mapping
 from irkit.errors import ConfigError
 from irkit.study.study_config import StudyConfig, folder_name
 from irkit.training.run_directory import is_complete
 from irkit.utils.atomic import explained, write_text
+
+FACTS = "vocabulary_transfer.json"  # `irkit.vocabulary.transfer.FACTS`, without the imports of that module
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,13 @@ class Trial:
     def results(self) -> Path:
         """Path of the measures of the finished model by query; the file is written just before the model."""
         return self.folder / "evaluation.jsonl"
+
+    @property
+    def tokens_per_word(self) -> float | None:
+        """Tokens per word of the new vocabulary, in the texts of the adaptation; None without a transfer."""
+        if not (path := self.folder / FACTS).exists():
+            return None
+        return float(read_json(path)["fragmentation"]["target"])
 
     @property
     def finished(self) -> bool:
@@ -83,13 +92,13 @@ class Trial:
         return path
 
     def drop_model(self) -> None:
-        """Delete everything in ``folder`` but ``.jsonl`` files and the recipe; `finished` stays true."""
+        """Delete all of ``folder`` but recipe, ``.jsonl`` files and facts of a transfer; `finished` stays."""
         with explained(f"removing the model in {self.folder}"):
             self.beside(".done").touch()
             for path in self.folder.iterdir():
                 if path.is_dir():
                     shutil.rmtree(path)
-                elif path.suffix != ".jsonl" and path.name != "recipe.yaml":
+                elif path.suffix != ".jsonl" and path.name not in ("recipe.yaml", FACTS):
                     path.unlink()
 
 
