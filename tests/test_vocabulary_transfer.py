@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import runpy
 import shutil
 import warnings
 from collections.abc import Callable
@@ -105,6 +106,26 @@ def reversed_words(tokens: list[str]) -> list[str]:
 def shifted_padding(tokens: list[str]) -> list[str]:
     """[PAD] has the id 3."""
     return ["[CLS]", "[SEP]", "[MASK]", "[PAD]", "[UNK]", *reversed(tokens[5:])]
+
+
+def test_the_case_study_of_the_paper_shows_pieces_and_neighbours(
+    make: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Table 4 of "Bridging Vocabulary Gaps"."""
+    script = Path(__file__).parents[1] / "examples" / "studies" / "vocabulary_transfer_table4.py"
+    show = runpy.run_path(str(script))["main"]
+    source, target = make("bert"), make("bert", lambda tokens: [*tokens, *NEW])
+    show(str(source), str(target), "indexing")
+    word, pieces, neighbours = capsys.readouterr().out.strip().split(": ")
+    example = next(
+        each
+        for each in transfer_vocabulary(source, target, {"initialization": "semantic"}).facts["examples"]
+        if each["token"] == "indexing"
+    )
+    assert (word, pieces.split()) == ("indexing", example["subtokens"])
+    assert neighbours == ", ".join(f"{name} {weight:.3f}" for name, weight in example["neighbors"])
+    with pytest.raises(SystemExit, match="'neural' is no new token"):
+        show(str(source), str(target), "neural")
 
 
 @pytest.mark.parametrize("change", [reversed_words, shifted_padding])
