@@ -494,7 +494,7 @@ def test_the_runs_of_a_study_have_recipes(path: Path, tmp_path: Path) -> None:
 
 def test_every_study_is_on_a_page() -> None:
     pages = "".join((EXAMPLES.parent / "docs" / f"{name}.md").read_text() for name in ("papers", "studies"))
-    assert [path.name for path in (EXAMPLES / "studies").glob("*.yaml") if path.name not in pages] == []
+    assert [path.name for path in (EXAMPLES / "studies").glob("*.*") if path.name not in pages] == []
 
 
 @pytest.mark.slow
