@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -495,6 +496,17 @@ def test_the_runs_of_a_study_have_recipes(path: Path, tmp_path: Path) -> None:
 def test_every_study_is_on_a_page() -> None:
     pages = "".join((EXAMPLES.parent / "docs" / f"{name}.md").read_text() for name in ("papers", "studies"))
     assert [path.name for path in (EXAMPLES / "studies").glob("*.*") if path.name not in pages] == []
+
+
+def test_the_page_counts_the_runs_of_each_study() -> None:
+    page = (EXAMPLES.parent / "docs" / "papers.md").read_text()
+    told = {name: int(runs) for name, runs in re.findall(r"`(\w+)\.yaml`[^|]*\| (\d+) \|", page)}
+    assert {name for name in guarded() if "_table" in name} <= told.keys()
+    found = {}
+    for name in told:
+        study = StudyConfig.resolve(EXAMPLES / "studies" / f"{name}.yaml")
+        found[name] = len(study.changes()) * len(study.seeds)
+    assert told == found
 
 
 @pytest.mark.slow
