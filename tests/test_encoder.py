@@ -101,6 +101,18 @@ FAMILIES = {
     "deberta-v2": transformers.DebertaV2Config(
         **{**DEBERTA, "position_biased_input": True, "type_vocab_size": 2}, embedding_size=24
     ),
+    "deberta-v2-convolution": transformers.DebertaV2Config(**DEBERTA, conv_kernel_size=3, conv_act="gelu"),
+    "deberta-unshared": transformers.DebertaV2Config(**{**DEBERTA, "share_att_key": False}),
+    "deberta-c2p": transformers.DebertaV2Config(
+        **{**DEBERTA, "pos_att_type": ["c2p"]}, conv_kernel_size=5, conv_groups=2
+    ),
+    "deberta-p2c": transformers.DebertaV2Config(**{**DEBERTA, "pos_att_type": ["p2c"]}),
+    "deberta-c2p-unshared": transformers.DebertaV2Config(
+        **{**DEBERTA, "pos_att_type": ["c2p"], "share_att_key": False}, position_buckets=8
+    ),
+    "deberta-content": transformers.DebertaV2Config(
+        vocab_size=99, max_position_embeddings=64, conv_kernel_size=3, **SIZES, **NO_DROPOUT
+    ),
     "t5": transformers.T5Config(**T5),
     "mt5": transformers.MT5Config(**T5),
 }
@@ -279,12 +291,6 @@ ADAPTED = {
     "albert": (
         transformers.AlbertConfig(vocab_size=99, embedding_size=24, max_position_embeddings=64, **SIZES),
         True,
-    ),
-    "deberta-v2-convolution": (
-        transformers.DebertaV2Config(
-            vocab_size=99, max_position_embeddings=64, conv_kernel_size=3, conv_act="gelu", **SIZES
-        ),
-        False,
     ),
     "umt5": (transformers.UMT5Config(**T5), False),
     "olmo2": (transformers.Olmo2Config(vocab_size=99, max_position_embeddings=64, **SIZES), False),

@@ -155,6 +155,11 @@ def test_unknown_rotary_positions_are_refused(rope: dict[str, Any]) -> None:
         ("llama", {"head_dim": 7}, "heads of width 7"),
         ("llama", {"pooling": [None, {"kernel": 2, "stride": 2}]}, "layers that pool"),
         ("mpnet", {"relative_attention_num_buckets": 2}, "buckets"),
+        ("deberta-v2", {"relative_attention": True}, "pos_att_type None"),
+        ("deberta-v2", {"relative_attention": True, "pos_att_type": "c2p|p2p"}, r"pos_att_type 'c2p\|p2p'"),
+        ("deberta-v2", {"conv_kernel_size": 4}, "a convolution over 4 tokens, which has no middle"),
+        ("deberta-v2", {"conv_kernel_size": 3, "conv_groups": 3}, "a convolution in 3 groups"),
+        ("deberta-v2", {"conv_kernel_size": 3, "conv_act": "mish"}, "activation 'mish'"),
     ],
 )
 def test_settings_that_no_family_has(model_type: str, more: dict[str, Any], message: str) -> None:

@@ -55,6 +55,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
         **{**_SIZES, "model_type": "deberta-v2", "relative_attention": True, "share_att_key": True},
         **{"pos_att_type": "p2c|c2p", "norm_rel_ebd": "layer_norm", "position_buckets": 8},
     },
+    "deberta-convolution": {
+        **{**_SIZES, "model_type": "deberta-v2", "conv_kernel_size": 5, "conv_groups": 2},
+        **{"relative_attention": True, "pos_att_type": "c2p", "share_att_key": False},
+    },
     "nomic_bert": {**_SIZES, "model_type": "nomic_bert"},
     "gte": {**_SIZES, "model_type": "gte"},
     "t5": {

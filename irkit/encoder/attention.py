@@ -35,14 +35,14 @@ class PositionTerms(NamedTuple):
     """Keys and queries of relative positions, whose products with queries and keys are added to the scores.
 
     Attributes:
-        keys: ``(rows, heads, head_dim)``, multiplied by the queries of tokens.
-        queries: ``(rows, heads, head_dim)``, multiplied by the keys of tokens.
+        keys: ``(rows, heads, head_dim)``, multiplied by the queries of tokens; None has none.
+        queries: ``(rows, heads, head_dim)``, multiplied by the keys of tokens; None has none.
         rows: ``(2 * n - 1,)`` rows of both by distance: number ``n - 1 + d`` for a key ``d`` tokens before
             its query. Further distances are as the furthest.
     """
 
-    keys: Tensor
-    queries: Tensor
+    keys: Tensor | None
+    queries: Tensor | None
     rows: Tensor
 
 
@@ -233,11 +233,12 @@ def _position_scores(q: Tensor, k: Tensor, terms: PositionTerms) -> Tensor:
     furthest = len(terms.rows) // 2
     apart = (positions[0][:, None] - positions[1]).clamp(-furthest, furthest)
     rows = terms.rows[apart + furthest].expand(*q.shape[:2], -1, -1)
-    to_positions = q @ terms.keys.permute(1, 2, 0)
-    from_positions = k @ terms.queries.permute(1, 2, 0)
-    scores = to_positions.gather(-1, rows) + from_positions.gather(-1, rows.mT).mT
-    scaled: Tensor = scores / q.shape[-1] ** 0.5
-    return scaled
+    scores = []
+    if terms.keys is not None:
+        scores.append((q @ terms.keys.permute(1, 2, 0)).gather(-1, rows))
+    if terms.queries is not None:
+        scores.append((k @ terms.queries.permute(1, 2, 0)).gather(-1, rows.mT).mT)
+    return (scores[0] if len(scores) == 1 else scores[0] + scores[1]) / float(q.shape[-1] ** 0.5)
 
 
 def _padded(

@@ -27,6 +27,7 @@ from irkit.encoder.checkpoint_weights import (
     import_weights,
     swap_heads,
 )
+from irkit.encoder.convolution import ConvolutionBlock
 from irkit.encoder.encoder_config import Pooling
 from irkit.encoder.families import FAMILIES, encoder_config, family_of, schedule_settings
 from irkit.encoder.layers import Context, Embeddings, Layer, make_norm
@@ -98,6 +99,8 @@ class Encoder(nn.Module):
             self.relative_norm = (
                 make_norm(self.config, self.config.hidden_size) if apart.norm else nn.Identity()
             )
+        beside = self.config.convolution
+        self.convolution = ConvolutionBlock(self.config, beside) if beside else None
         sizes = [layer.hidden_size for layer in self.config.layers]
         self.layers = nn.ModuleList(
             Layer(self.config, layer, size)
@@ -302,8 +305,11 @@ class Encoder(nn.Module):
             heads = self.config.layers[0].num_heads
             bias = alibi_bias(heads, max(tokens.max_length, 1), x.device).to(x.dtype)
         context = Context(tokens, backend, attended, pooled, bias, self.relative_positions(tokens.max_length))
-        for layer in self.layers:
+        embedded = x
+        for number, layer in enumerate(self.layers):
             x, context = layer(x, context)
+            if self.convolution is not None and number == 0:
+                x = self.convolution(embedded, x, context)
         return context.rows.with_values(self.final_norm(x))
 
     def relative_positions(self, longest: int) -> tuple[Tensor, Tensor] | None:
@@ -322,7 +328,7 @@ class Encoder(nn.Module):
 
     def _initialise(self, deviation: float) -> None:
         for module in self.modules():
-            if isinstance(module, nn.Linear | nn.Embedding):
+            if isinstance(module, nn.Linear | nn.Embedding | nn.Conv1d):
                 nn.init.normal_(module.weight, std=deviation)
-            if isinstance(module, nn.Linear) and module.bias is not None:
+            if isinstance(module, nn.Linear | nn.Conv1d) and module.bias is not None:
                 nn.init.zeros_(module.bias)

@@ -17,7 +17,7 @@ _Size = Annotated[int, Field(gt=0, lt=1 << 24)]  # products of two can be counte
 _Count = Annotated[int, Field(ge=0, lt=1 << 31)]
 _Rate = Annotated[float, Field(ge=0, le=1)]
 
-Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
+Activation = Literal["gelu", "gelu_tanh", "relu", "silu", "tanh"]
 
 
 class Pooling(Config):
@@ -142,13 +142,16 @@ class RelativeBias(Config):
 
 
 class Disentangled(Config):
-    """Settings of attention scores between tokens and relative positions, both ways (DeBERTa).
+    """Settings of attention scores between tokens and relative positions, one way or both (DeBERTa).
 
     Attributes:
         buckets: Number of buckets for each direction. Near distances have a bucket each, and buckets grow
             with the distance. None: every distance has a bucket.
         furthest: Distances from here on share the last bucket.
         norm: Whether the embeddings of relative positions are normalised.
+        to_positions: Whether queries of tokens meet keys of positions.
+        from_positions: Whether queries of positions meet keys of tokens.
+        shared: Whether positions are projected as tokens are; otherwise by projections of their own.
 
     Source: He et al. 2021 (DeBERTa), section 3.1; He et al. 2023 (DeBERTaV3); buckets as in DeBERTa-v2.
     """
@@ -156,6 +159,9 @@ class Disentangled(Config):
     buckets: int | None = Field(default=None, ge=4)
     furthest: int = Field(ge=2, lt=1 << 20)
     norm: bool = False
+    to_positions: bool = True
+    from_positions: bool = True
+    shared: bool = True
 
     @property
     def span(self) -> int:
@@ -166,6 +172,30 @@ class Disentangled(Config):
     def _buckets_fit(self) -> Self:
         if self.buckets and self.furthest <= self.buckets // 2 + 1:
             raise ValueError(f"{self.buckets} buckets for distances below {self.furthest}")
+        if not (self.to_positions or self.from_positions):
+            raise ValueError("relative positions without scores")
+        return self
+
+
+class Convolution(Config):
+    """Settings of a convolution over neighbouring embeddings, added to the output of the first layer.
+
+    Attributes:
+        kernel: Number of tokens that a result depends on, an odd number.
+        groups: Number of groups of features, each with a convolution of its own.
+        activation: Activation function of the results.
+
+    Source: DeBERTa-v2.
+    """
+
+    kernel: int = Field(ge=1, lt=1 << 10)
+    groups: _Size = 1
+    activation: Activation = "tanh"
+
+    @model_validator(mode="after")
+    def _has_a_middle(self) -> Self:
+        if self.kernel % 2 == 0:
+            raise ValueError(f"a convolution over {self.kernel} tokens, which has no middle")
         return self
 
 
@@ -193,6 +223,7 @@ class EncoderConfig(Config):
         causal: Whether no token attends to tokens after it.
         relative: Biases of attention scores by distance; None has none.
         disentangled: Scores between tokens and relative positions; None has none.
+        convolution: Convolution over embeddings beside the first layer; None has none.
         alibi: Whether attention scores fall with the distance, at a rate per head, see `alibi_bias`.
         head_norm: Whether each head of queries and keys is normalised (Qwen3).
         attention_scale: Factor of the attention scores; None is one over the root of the width of a head.
@@ -226,6 +257,7 @@ class EncoderConfig(Config):
     causal: bool = False
     relative: RelativeBias | None = None
     disentangled: Disentangled | None = None
+    convolution: Convolution | None = None
     alibi: bool = False
     head_norm: bool = False
     attention_scale: float | None = Field(default=None, gt=0)
@@ -247,8 +279,12 @@ class EncoderConfig(Config):
         sizes = [layer.hidden_size for layer in self.layers]
         if not sizes or sizes != sorted(sizes):
             raise ValueError(f"hidden sizes {sizes} must not fall from layer to layer")
-        if any(self.schedule) and (self.causal or self.relative or self.alibi or self.disentangled):
-            raise ValueError("layers that pool, and causal attention or biases by distance")
+        positioned = self.causal or self.relative or self.alibi or self.disentangled
+        if any(self.schedule) and (positioned or self.convolution):
+            raise ValueError("layers that pool, and causal attention, biases by distance or a convolution")
+        groups = self.convolution.groups if self.convolution else 1
+        if any(size % groups for size in sizes[:1]) or (self.convolution and sizes[0] != self.hidden_size):
+            raise ValueError(f"hidden sizes {sizes} and a convolution in {groups} groups")
         if (self.relative or self.disentangled) and len({layer.num_heads for layer in self.layers}) > 1:
             raise ValueError("one table of biases, and layers with other numbers of heads")
         if 0 < self.learned_positions <= self.position_offset:

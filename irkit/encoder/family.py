@@ -23,6 +23,7 @@ _ACTIVATIONS: dict[str, Activation] = {
     "relu": "relu",
     "silu": "silu",
     "swish": "silu",
+    "tanh": "tanh",
 }
 
 

@@ -12,11 +12,10 @@ from torch.nn import functional as F
 
 from irkit.core.ragged import Ragged
 from irkit.encoder.attention import Backend, PositionTerms, attend, leading
+from irkit.encoder.dropout import Dropout
 from irkit.encoder.encoder_config import Activation, EncoderConfig, LayerConfig, Pooling
 from irkit.encoder.linear import ACTIVATIONS, apply_linear, is_plain, linear, pack_
 from irkit.encoder.rotary import RotaryScaling, rotary_table, rotate
-
-_DRAWS = 1 << 16  # numbers that a draw of dropout tells apart
 
 
 def make_norm(config: EncoderConfig, size: int) -> nn.Module:
@@ -45,43 +44,6 @@ class RMSNorm(nn.RMSNorm):
         """Normalise the last dimension of ``x``, in float32 and back."""
         weight = self.weight.float() + self.offset if self.offset else self.weight
         return F.rms_norm(x, self.normalized_shape, weight.to(x.dtype), self.eps)
-
-
-class Dropout(nn.Dropout):
-    """Drops out numbers as torch does, at a quarter of torch's cost on a CPU.
-
-    On a CPU the probability is rounded to a multiple of 1/65536: random bits are drawn 64 at a time, and 16
-    bits decide about each number.
-
-    Examples:
-        >>> Dropout(0.5).eval()(torch.ones(3))
-        tensor([1., 1., 1.])
-    """
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Set a share ``p`` of the numbers to zero, in training; multiply the others by ``1 / (1 - p)``."""
-        if not self.training:
-            return input
-        if not 0 < self.p < 1 or not input.is_cpu or torch.compiler.is_compiling():
-            return super().forward(input)
-        return _Dropped.apply(input, self.p)  # type: ignore[no-any-return, no-untyped-call]
-
-
-class _Dropped(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
-        count = x.numel()
-        draws = torch.empty(-(-count // 4), dtype=torch.int64, device="cpu").random_(-(2**63), None)
-        bits = draws.view(torch.int16)[:count].view(x.shape)
-        mask = bits >= round(p * _DRAWS) - _DRAWS // 2
-        ctx.save_for_backward(mask)
-        ctx.factor = 1 / (1 - p)
-        return x * mask.to(x.dtype).mul_(ctx.factor)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (mask,) = ctx.saved_tensors
-        return grad * mask.to(grad.dtype).mul_(ctx.factor), None
 
 
 class Embeddings(nn.Module):
@@ -200,6 +162,11 @@ class Layer(nn.Module):
         down_bias = config.mlp_bias if config.down_bias is None else config.down_bias
         self.down: Any = nn.Linear(layer.intermediate_size, size, bias=down_bias)
         self.dropout = Dropout(config.hidden_dropout)
+        apart = config.disentangled
+        if apart and not apart.shared and apart.to_positions:
+            self.position_key = nn.Linear(input_size, self.widths[1])
+        if apart and not apart.shared and apart.from_positions:
+            self.position_query = nn.Linear(input_size, self.widths[0])
 
     def forward(self, x: Tensor, context: Context) -> tuple[Tensor, Context]:
         """Transform hidden states ``(total, input_size)`` to ``(total', hidden_size)``.
@@ -312,14 +279,26 @@ class Layer(nn.Module):
 
     def _positions(self, context: Context) -> PositionTerms | None:
         """Project the relative positions to keys and queries; queries are scaled as for tokens."""
-        if context.relative is None:
+        apart = self.config.disentangled
+        if context.relative is None or apart is None:
             return None
-        table, rows = context.relative
-        q, k = (
-            torch.unflatten(part, 1, (-1, self.layer.head_width))
-            for part in self._project(self.dropout(table), 0, 2)
+        table, rows = self.dropout(context.relative[0]), context.relative[1]
+        k = q = None
+        if not apart.shared:
+            k = apply_linear(self.position_key, table) if apart.to_positions else None
+            q = apply_linear(self.position_query, table) if apart.from_positions else None
+        elif apart.to_positions and apart.from_positions:
+            q, k = self._project(table, 0, 2)
+        elif apart.to_positions:
+            (k,) = self._project(table, 1, 2)
+        else:
+            (q,) = self._project(table, 0, 1)
+        width, scale = self.layer.head_width, self._scale()
+        return PositionTerms(
+            None if k is None else torch.unflatten(k, 1, (-1, width)),
+            None if q is None else torch.unflatten(q, 1, (-1, width)) * scale,
+            rows,
         )
-        return PositionTerms(k, q * self._scale(), rows)
 
     def _project(self, x: Tensor, first: int, last: int) -> tuple[Tensor, ...]:
         """Project ``x`` to query (0), key (1) and value (2), and return parts ``first`` to ``last - 1``.

@@ -18,6 +18,7 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
     "relu": F.relu,
     "silu": F.silu,
+    "tanh": torch.tanh,
 }
 _FUSED: dict[Activation | None, tuple[str, list[float], str]] = {  # for oneDNN, whose relu hides NaN
     None: ("none", [], ""),

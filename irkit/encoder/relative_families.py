@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from irkit.encoder.bert_families import BERT
-from irkit.encoder.encoder_config import Disentangled, EncoderConfig, LayerConfig, RelativeBias
+from irkit.encoder.encoder_config import Convolution, Disentangled, EncoderConfig, LayerConfig, RelativeBias
 from irkit.encoder.family import Family, MaskedLM, Settings, activation, count_layers, masked_lm_names
 from irkit.errors import ConfigError
 
@@ -23,31 +25,37 @@ def _deberta_config(settings: Settings) -> EncoderConfig:
     ways = settings.get("pos_att_type") or []
     ways = {way.strip() for way in (ways.lower().split("|") if isinstance(ways, str) else ways)}
     relative = settings.get("relative_attention", False)
-    if ways != ({"c2p", "p2c"} if relative else set()):
+    if not ways <= {"c2p", "p2c"} or bool(ways) is not bool(relative):
         raise ConfigError(f"pos_att_type {settings.get('pos_att_type')!r:.60}")
-    if relative and not settings.get("share_att_key", False):
-        raise ConfigError("positions with projections of their own (share_att_key false)")
-    if settings.get("conv_kernel_size"):
-        raise ConfigError(f"a convolution (conv_kernel_size {settings['conv_kernel_size']!r:.60})")
     biased = settings.get("position_biased_input", True)
     bert = BERT.config({"type_vocab_size": 0, **settings, "model_type": "bert"})
     size, inner = settings["hidden_size"], settings.get("embedding_size")
     norms = str(settings.get("norm_rel_ebd", "none")).lower().split("|")
     buckets, furthest = settings.get("position_buckets", -1), settings.get("max_relative_positions", -1)
-    disentangled = Disentangled(
-        buckets=buckets if buckets > 0 else None,
-        furthest=furthest if furthest > 0 else settings["max_position_embeddings"],
-        norm="layer_norm" in [norm.strip() for norm in norms],
-    )
+    kernel, values = settings.get("conv_kernel_size", 0), dict[str, Any]()
+    if relative:
+        values["disentangled"] = Disentangled(
+            buckets=buckets if buckets > 0 else None,
+            furthest=furthest if furthest > 0 else settings["max_position_embeddings"],
+            norm="layer_norm" in [norm.strip() for norm in norms],
+            to_positions="c2p" in ways,
+            from_positions="p2c" in ways,
+            shared=settings.get("share_att_key", False),
+        )
+        # the mean of the products of tokens, and of tokens and positions
+        values["attention_scale"] = ((1 + len(ways)) * bert.layers[0].head_width) ** -0.5
+    if kernel > 0:
+        values["convolution"] = Convolution(
+            kernel=kernel,
+            groups=settings.get("conv_groups", 1),
+            activation=activation(settings.get("conv_act", "tanh")),
+        )
     changes = {
         "embedding_size": inner if inner and inner != size else None,
         "learned_positions": bert.learned_positions if biased else 0,
         "norm_eps": settings.get("layer_norm_eps", 1e-7),
-        "disentangled": disentangled if relative else None,
-        # the mean of three products
-        "attention_scale": (3 * bert.layers[0].head_width) ** -0.5 if relative else None,
     }
-    return bert.model_copy(update=changes)
+    return EncoderConfig.parse(bert.model_dump() | changes | values, "deberta-v2")
 
 
 def _deberta_masked_lm(settings: Settings) -> MaskedLM:
@@ -120,6 +128,10 @@ DEBERTA = Family(
         "embeddings.downscale": "embeddings.embed_proj",
         "relative": "encoder.rel_embeddings",
         "relative_norm": "encoder.LayerNorm",
+        "convolution.conv": "encoder.conv.conv",
+        "convolution.norm": "encoder.conv.LayerNorm",
+        "layers.position_key": "encoder.layer.{}.attention.self.pos_key_proj",
+        "layers.position_query": "encoder.layer.{}.attention.self.pos_query_proj",
         "layers.qkv": tuple(
             f"encoder.layer.{{}}.attention.self.{part}_proj" for part in ("query", "key", "value")
         ),

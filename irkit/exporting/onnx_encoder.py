@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from irkit.encoder import Encoder, EncoderConfig, LayerConfig
 from irkit.encoder.attention import alibi_bias, distance_rows, relative_bias
+from irkit.encoder.convolution import ConvolutionBlock
 from irkit.encoder.rotary import frequencies
 from irkit.errors import BadValueError
 from irkit.heads.onnx_graph import NEVER, Graph, activate, add_norm
@@ -43,9 +44,25 @@ def encode(graph: Graph, encoder: Encoder, ids: str, mask: str) -> str:
     x = _embed(graph, encoder, ids, places)
     apart = graph("Sub", graph.reshape(places, 1, -1), graph.reshape(places, -1, 1))  # key - query
     shared = _Shared(places, _masks(graph, encoder, mask, apart), {}, _positions(graph, encoder, apart))
-    for layer, settings in zip(encoder.layers, config.layers, strict=True):
+    embedded = x
+    for number, (layer, settings) in enumerate(zip(encoder.layers, config.layers, strict=True)):
         x = _layer(graph, layer, config, settings, x, shared)
+        if encoder.convolution is not None and number == 0:
+            x = _convolve(graph, encoder.convolution, embedded, x, mask)
     return x if config.norm_location == "post" else add_norm(graph, encoder.final_norm, x)
+
+
+def _convolve(graph: Graph, block: ConvolutionBlock, embedded: str, x: str, mask: str) -> str:
+    seen = graph("Unsqueeze", graph("Cast", mask, to=1), graph.ints(2))
+    inputs = graph("Transpose", graph("Mul", embedded, seen), perm=[0, 2, 1])
+    weights = graph.constant(block.conv.weight), graph.constant(block.conv.bias)
+    settings = {
+        "group": block.settings.groups,
+        "pads": [block.gap] * 2,
+        "kernel_shape": [block.settings.kernel],
+    }
+    found = graph("Transpose", graph("Conv", inputs, *weights, **settings), perm=[0, 2, 1])
+    return add_norm(graph, block.norm, graph("Add", x, activate(graph, block.settings.activation, found)))
 
 
 def _scalar(graph: Graph, row: str) -> str:
@@ -120,20 +137,24 @@ def _positions(graph: Graph, encoder: Encoder, apart: str) -> tuple[Tensor, str]
 def _position_scores(graph: Graph, layer: Any, q: str, k: str, scale: float, shared: _Shared) -> str:
     """Return the products of tokens and relative positions, see `irkit.encoder.attention.PositionTerms`."""
     assert shared.positions is not None
-    (table, rows), width = shared.positions, layer.layer.head_width
-    widths = layer.widths[:2]
-    both = nn.functional.linear(table, layer.qkv.weight, layer.qkv.bias)[:, : sum(widths)]
-    parts = torch.split(both, widths, 1)
-    queries, keys = (torch.unflatten(part, 1, (-1, width)).permute(1, 2, 0) for part in parts)
-    to_positions = graph("MatMul", graph("Mul", q, graph.floats(scale)), graph.constant(keys))
-    from_positions = graph("MatMul", k, graph.constant(queries * scale))
+    (table, rows), width, apart = shared.positions, layer.layer.head_width, layer.config.disentangled
     sizes = graph("Slice", graph("Shape", q), graph.ints(0), graph.ints(3))
     sizes = graph("Concat", sizes, graph.shape(q, 2), axis=0)
-    of_query = graph("Expand", rows, sizes)
-    of_key = graph("Expand", graph("Transpose", rows, perm=[1, 0]), sizes)
-    turned = graph("GatherElements", from_positions, of_key, axis=3)
-    found = graph("GatherElements", to_positions, of_query, axis=3)
-    return str(graph("Add", found, graph("Transpose", turned, perm=[0, 1, 3, 2])))
+    # queries and keys of positions, as the layer projects those of tokens or by its own projections
+    weights, biases = (torch.split(x, [*layer.widths]) for x in (layer.qkv.weight, layer.qkv.bias))
+    scores = []
+    for place, name, used in ((1, "key", apart.to_positions), (0, "query", apart.from_positions)):
+        if not used:
+            continue
+        own = None if apart.shared else getattr(layer, f"position_{name}")
+        found = (weights[place], biases[place]) if own is None else (own.weight, own.bias)
+        heads = torch.unflatten(nn.functional.linear(table, *found), 1, (-1, width)).permute(1, 2, 0)
+        tokens = q if name == "key" else k
+        products = graph("MatMul", tokens, graph.constant(heads * scale))
+        chosen = rows if name == "key" else graph("Transpose", rows, perm=[1, 0])
+        part = graph("GatherElements", products, graph("Expand", chosen, sizes), axis=3)
+        scores.append(part if name == "key" else graph("Transpose", part, perm=[0, 1, 3, 2]))
+    return str(scores[0] if len(scores) == 1 else graph("Add", *scores))
 
 
 def _layer(

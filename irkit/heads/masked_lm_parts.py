@@ -25,6 +25,7 @@ ACTIVATIONS: dict[str, nn.Module] = {
     "gelu_tanh": nn.GELU("tanh"),
     "relu": nn.ReLU(),
     "silu": nn.SiLU(),
+    "tanh": nn.Tanh(),
 }
 _BIASES = ("layers.0.bias", "layers.2.bias")
 

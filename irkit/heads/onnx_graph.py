@@ -92,8 +92,8 @@ def add_norm(graph: Graph, norm: nn.Module, x: str) -> str:
 
 def activate(graph: Graph, name: str, x: str) -> str:
     """Add an activation function by irkit's name."""
-    if name == "relu":
-        return str(graph("Relu", x))
+    if name in ("relu", "tanh"):
+        return str(graph(name.capitalize(), x))
     if name == "silu":
         return str(graph("Mul", x, graph("Sigmoid", x)))
     half = graph("Mul", x, graph.floats(0.5))

@@ -41,7 +41,7 @@ FAMILIES: dict[str, dict[str, Any]] = {  # beside BERT; electra runs in the adap
     "distilbert": {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 48, **POSITIONS},
     "modernbert": {"pad_token_id": 0, "local_attention": 8, **POSITIONS},
     "mpnet": POSITIONS,
-    "deberta-v2": {"position_biased_input": False, "position_buckets": 8, **RELATIVE, **POSITIONS},
+    "deberta-v2": {"position_buckets": 8, "conv_kernel_size": 3, **RELATIVE, **POSITIONS},
     "t5": {"d_model": 32, "d_kv": 16, "d_ff": 48, "num_layers": 2, "num_heads": 2},
     "nomic_bert": POSITIONS,
     "gte": POSITIONS,

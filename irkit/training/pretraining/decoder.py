@@ -54,6 +54,8 @@ class Decoder(nn.Module):
             config.causal
             or config.relative
             or config.alibi
+            or config.disentangled
+            or config.convolution
             or config.head_norm
             or config.norm_location == "both"
         ):
