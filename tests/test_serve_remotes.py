@@ -16,7 +16,7 @@ from irkit import Hybrid, Retriever
 from irkit.client import Client
 from irkit.errors import BadTypeError, BadValueError, CorruptError, StorageError
 from irkit.ray_engine.ray_search import Answers, PartialResultWarning, RayIndex, ShardedRetriever, _ThreadView
-from irkit.remote.remote_retriever import Found, RemoteRetriever
+from irkit.remote.remote_retriever import RemoteHit, RemoteRetriever
 from irkit.retrieval.collection import LoadOptions, open_collection
 from irkit.serve import served_remotes
 from irkit.serve.app import create_app
@@ -45,16 +45,17 @@ class Elsewhere(RemoteRetriever):
     def _content(self, query: Any) -> Any:
         return query.text
 
-    def _search(self, query: Any, k: int, where: Any, exact: bool, texts: bool) -> list[Found]:
+    def _search(self, query: Any, k: int, where: Any, exact: bool, texts: bool) -> list[RemoteHit]:
         hits = self.inside.search(query, k, where)
         rows = self.inside.documents.find([hit.id for hit in hits]).tolist()
         return [
-            Found(row, hit.score, self.inside.documents[hit.id]) for row, hit in zip(rows, hits, strict=True)
+            RemoteHit(row, hit.score, self.inside.documents[hit.id])
+            for row, hit in zip(rows, hits, strict=True)
         ]
 
     def _translate(self, where: Any) -> Any:
         (condition,) = where.parts
-        return {condition.key: condition.wanted}
+        return {condition.key: condition.operand}
 
     def fetch(self, ids: Sequence[str]) -> list[Any]:
         rows = self.inside.documents.find(list(ids))

@@ -124,7 +124,7 @@ class Contents:
                     types.setdefault(key, set()).update(map(_type_of, values))
                     if isinstance(value, list):
                         lists.add(key)
-        return {key: KeyTypes(frozenset(found), key in lists) for key, found in sorted(types.items())}
+        return {key: KeyTypes(frozenset(kinds), key in lists) for key, kinds in sorted(types.items())}
 
     def _blocks(self) -> Iterator[Array]:
         live = np.flatnonzero(self.retriever.index.live)

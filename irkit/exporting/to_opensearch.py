@@ -71,19 +71,19 @@ def source(contents: Contents, item: Exported) -> dict[str, Any]:
         BadValueError: A weight is below 0.
     """
     document = item.document
-    found: dict[str, Any] = {"title": document.title, "text": document.text}
-    found |= {"metadata": dict(document.metadata), MARKS: marks(document.metadata)}
+    fields: dict[str, Any] = {"title": document.title, "text": document.text}
+    fields |= {"metadata": dict(document.metadata), MARKS: marks(document.metadata)}
     if contents.is_bm25:
-        return found
+        return fields
     if contents.kind != "sparse":
-        return found | ({"vector": item.vector.tolist()} if len(item.vector) else {})
+        return fields | ({"vector": item.vector.tolist()} if len(item.vector) else {})
     weights = {feature(term): weight for term, weight in named(contents, item).items() if weight}
     if any(weight < 0 for weight in weights.values()):
         raise BadValueError(
             f"export: document {document.id!r} has a weight below 0; expected positive ones, because these "
             "engines take no others"
         )
-    return found | {"terms": weights}
+    return fields | {"terms": weights}
 
 
 def _write(contents: Contents, path: Path, elastic: bool) -> None:

@@ -46,23 +46,23 @@ def merged_model(folder: Path, find: Callable[[str], Path]) -> Path:
         CorruptError: The adapter does not fit the model.
         StorageError: The model of the adapter is not found, or the cache cannot be written.
     """
-    places = [folder, *sorted(path.parent for path in folder.glob(f"*/{_SETTINGS}"))]
-    place = next((path for path in places if (path / _SETTINGS).is_file()), None)
-    if place is None:
+    candidates = [folder, *sorted(path.parent for path in folder.glob(f"*/{_SETTINGS}"))]
+    adapter = next((path for path in candidates if (path / _SETTINGS).is_file()), None)
+    if adapter is None:
         return folder
-    settings = _read_settings(place)
+    settings = _read_settings(adapter)
     name = str(settings["base_model_name_or_path"])
     base = find(name)
     if (base / _SETTINGS).is_file():
         raise ConfigError(
-            f"loading {place}: the model of the adapter, {name}, is an adapter itself; {_MERGE}"
+            f"loading {adapter}: the model of the adapter, {name}, is an adapter itself; {_MERGE}"
         )
     encoder = text_encoder(base) if (base / "modules.json").is_file() else base
     # a directory of sentence-transformers brings its own modules; an adapter alone takes the modules of its
     # model
     whole = (folder / "modules.json").is_file()
     tree, others = (folder, encoder) if whole else (base, folder)
-    within = place.relative_to(folder) if whole else encoder.relative_to(base)
+    within = adapter.relative_to(folder) if whole else encoder.relative_to(base)
 
     def build(target: Path) -> None:
         def left_out(path: str, names: list[str]) -> set[str]:
@@ -74,8 +74,8 @@ def merged_model(folder: Path, find: Callable[[str], Path]) -> Path:
             exists = whole and (target / within / file.name).exists()
             if not exists and not _FILES.fullmatch(file.name) and not _WEIGHTS.fullmatch(file.name):
                 shutil.copyfile(file, target / within / file.name)
-        with reraise_as(CorruptError, f"loading {place}", "save the adapter again"):
-            write_weights(target / within, _merge(read_weights(encoder), place, settings))
+        with reraise_as(CorruptError, f"loading {adapter}", "save the adapter again"):
+            write_weights(target / within, _merge(read_weights(encoder), adapter, settings))
 
     files = sorted(str(path) for root in (folder, base) for path in root.rglob("*") if path.is_file())
     return cached(("lora", [file_key(file) for file in files]), build)

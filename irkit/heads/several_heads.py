@@ -73,13 +73,13 @@ class SeveralHeads(Head):
                 f"SeveralHeads: heads for hidden states of widths {sizes}, expected one width"
             )
         for side in get_args(Side):
-            given = {name: head.max_length(side) for name, head in heads.items()}
-            if len(set(given.values())) > 1:
+            limits = {name: head.max_length(side) for name, head in heads.items()}
+            if len(set(limits.values())) > 1:
                 raise BadValueError(
-                    f"SeveralHeads: heads cut texts of side {side} at {given} tokens, expected one length "
+                    f"SeveralHeads: heads cut texts of side {side} at {limits} tokens, expected one length "
                     "for all; None is the length of the tokenizer"
                 )
-            if (length := next(iter(given.values()))) is not None:
+            if (length := next(iter(limits.values()))) is not None:
                 lengths[side] = length
         self.lengths = lengths
 

@@ -135,13 +135,13 @@ class Faiss(StoredRows):
         rows, scores = np.empty((1, k), np.int64), np.empty((1, k), np.float32)
         rank = ranking(self.store.read("values.bin")[:covered], query, chosen, rows, scores)
         pointers = 1, faiss.swig_ptr(query), width, faiss.swig_ptr(found), faiss.swig_ptr(chosen)
-        given, target = (*pointers, self._parameters(structure, width, None)), query[0]
+        arguments, target = (*pointers, self._parameters(structure, width, None)), query[0]
         exact = isinstance(structure, faiss.IndexFlat | faiss.IndexIVFFlat | faiss.IndexHNSWFlat)
         search, held = structure.search_c, (structure, query, found, chosen)
 
         def find(query: Array, _held: Any = held) -> tuple[Array, Array]:
             target[:] = query
-            search(*given)
+            search(*arguments)
             if (
                 exact
                 and (found[0, 1:] < found[0, :-1]).all()

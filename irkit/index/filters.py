@@ -40,7 +40,7 @@ class Condition:
 
     key: str
     sign: str
-    wanted: Any
+    operand: Any
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def parse_filter(where: Mapping[str, Any]) -> Group:
 
     Examples:
         >>> parse_filter({"year": {">=": 2000}, "$not": {"lang": "de"}}).parts[0]
-        Condition(key='year', sign='>=', wanted=2000)
+        Condition(key='year', sign='>=', operand=2000)
     """
     return _parse(where, 0)
 
@@ -132,12 +132,12 @@ def check_type(
         example: Returns a value of a key and a type.
 
     Raises:
-        BadValueError: No value has the type of a wanted one; the message names the types that there are.
+        BadValueError: No value has the type of an operand; the message names the types that there are.
     """
     if condition.sign == "exists":
         return
     known = {_KINDS[kind] for kind in kinds if kind in _KINDS}
-    for value in _listed(condition.wanted):
+    for value in _listed(condition.operand):
         own = _kind_of(value)
         if known and own is not None and own not in known:
             names: dict[str, int] = {}
@@ -153,14 +153,14 @@ def check_type(
 
 
 def _kind_of(value: Any) -> str | None:
-    """Return what messages call the type of a wanted value; None for null."""
+    """Return what messages call the type of an operand; None for null."""
     if isinstance(value, bool):
         return _KINDS[BOOL]
     return _KINDS[STRING] if isinstance(value, str) else _KINDS[INT] if is_number(value) else None
 
 
-def _listed(wanted: Any) -> Sequence[Any]:
-    return wanted if isinstance(wanted, list | tuple) else [wanted]
+def _listed(operand: Any) -> Sequence[Any]:
+    return operand if isinstance(operand, list | tuple) else [operand]
 
 
 # ---- parsing ----
@@ -182,7 +182,7 @@ def _parse(where: Any, depth: int) -> Group:
             given = {"in" if isinstance(given, list | tuple) else "==": given}
         if not given:
             raise BadValueError(f"filter: {key!r} has no condition; expected a value, or {{'>=': 2000}}")
-        parts += [_parse_condition(key, sign, wanted) for sign, wanted in given.items()]
+        parts += [_parse_condition(key, sign, operand) for sign, operand in given.items()]
     return Group("$and", tuple(parts))
 
 
@@ -201,37 +201,37 @@ def _parse_group(sign: str, given: Any, depth: int) -> Group:
     return Group(sign, tuple(_parse(part, depth) for part in given))
 
 
-def _parse_condition(key: str, sign: Any, wanted: Any) -> Condition:
+def _parse_condition(key: str, sign: Any, operand: Any) -> Condition:
     if not isinstance(sign, str) or sign not in _SIGNS:
         raise BadValueError(
             f"filter: {key!r} has the operator {brief(sign)}, expected one of {' '.join(_SIGNS[:-4])}, "
             "'not in', all, prefix, exists"
         )
     if key == "_id":
-        return _parse_ids(sign, wanted)
-    wanted = tuple(map(_plain, wanted)) if isinstance(wanted, list | tuple) else _plain(wanted)
+        return _parse_ids(sign, operand)
+    operand = tuple(map(_plain, operand)) if isinstance(operand, list | tuple) else _plain(operand)
     expected = "a number, a string, a boolean or null"
-    usable = all(value is None or _kind_of(value) for value in _listed(wanted))
-    usable = usable and isinstance(wanted, tuple) == (sign in _LISTS)
+    usable = all(value is None or _kind_of(value) for value in _listed(operand))
+    usable = usable and isinstance(operand, tuple) == (sign in _LISTS)
     if sign in ORDER:
-        expected, usable = "a number or a string", is_number(wanted) or isinstance(wanted, str)
+        expected, usable = "a number or a string", is_number(operand) or isinstance(operand, str)
     elif sign == "prefix":
-        expected, usable = "a string", isinstance(wanted, str)
+        expected, usable = "a string", isinstance(operand, str)
     elif sign == "exists":
-        expected, usable = "true or false", isinstance(wanted, bool)
+        expected, usable = "true or false", isinstance(operand, bool)
     elif sign in _LISTS:
         expected = f"a list, each {expected}"
-    if not usable or not all(map(_is_sayable, _listed(wanted))):
-        raise BadValueError(f"filter: {key!r} {sign} {brief(wanted, 100)}; expected {expected}")
-    return Condition(key, sign, wanted)
+    if not usable or not all(map(_is_sayable, _listed(operand))):
+        raise BadValueError(f"filter: {key!r} {sign} {brief(operand, 100)}; expected {expected}")
+    return Condition(key, sign, operand)
 
 
-def _parse_ids(sign: str, wanted: Any) -> Condition:
+def _parse_ids(sign: str, operand: Any) -> Condition:
     if sign not in _ID_SIGNS:
         raise BadValueError(f"filter: '_id' has the operator {sign!r}; expected one of {' '.join(_ID_SIGNS)}")
-    names = [wanted] if isinstance(wanted, str) else wanted
+    names = [operand] if isinstance(operand, str) else operand
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-        raise BadTypeError(f"filter: ids are {brief(wanted, 100)}, expected strings in a list")
+        raise BadTypeError(f"filter: ids are {brief(operand, 100)}, expected strings in a list")
     return Condition("_id", sign, tuple(names))
 
 
@@ -252,36 +252,36 @@ def _is_sayable(value: Any) -> bool:
 
 def _evaluate_id(condition: Condition, count: int, find: Callable[[Sequence[str]], Array]) -> Array:
     named = np.zeros(count + 1, np.bool_)
-    named[find(condition.wanted)] = True  # the row of an unknown id is -1, the extra element
+    named[find(condition.operand)] = True  # the row of an unknown id is -1, the extra element
     return ~named[:-1] if condition.sign in ("!=", "not in") else named[:-1]
 
 
 def _evaluate(condition: Condition, fields: Fields, count: int) -> Array:
-    key, sign, wanted = condition.key, condition.sign, condition.wanted
+    key, sign, operand = condition.key, condition.sign, condition.operand
     if sign == "exists":
         present = _present(key, fields, count)
-        return present if wanted else ~present
+        return present if operand else ~present
     if sign in ("!=", "not in"):
-        return _present(key, fields, count) & ~_any(key, "in", _listed(wanted), fields, count)
+        return _present(key, fields, count) & ~_any(key, "in", _listed(operand), fields, count)
     if sign == "all":
         mask = _present(key, fields, count)
-        for value in wanted:
+        for value in operand:
             mask &= _any(key, "in", [value], fields, count)
         return mask
     if sign in ("==", "in"):
-        return _any(key, "in", _listed(wanted), fields, count)
-    return _any(key, sign, wanted, fields, count)
+        return _any(key, "in", _listed(operand), fields, count)
+    return _any(key, sign, operand, fields, count)
 
 
-def _any(key: str, sign: str, wanted: Any, fields: Fields, count: int) -> Array:
+def _any(key: str, sign: str, operand: Any, fields: Fields, count: int) -> Array:
     """Return the rows of which an element meets a condition."""
     mask = np.zeros(count, np.bool_)
     for kind in fields.types(key):
-        found = find_sorted(fields, key, kind, sign, wanted, count)
-        if found is not None:
-            mask[found] = True
-        column = fields.column(key, kind, count, whole=found is None)
-        met = match_entries(fields, column, kind, sign, wanted) if len(column.rows) else None
+        rows = find_sorted(fields, key, kind, sign, operand, count)
+        if rows is not None:
+            mask[rows] = True
+        column = fields.column(key, kind, count, whole=rows is None)
+        met = match_entries(fields, column, kind, sign, operand) if len(column.rows) else None
         if met is not None:
             mask[column.rows[met]] = True
     return mask

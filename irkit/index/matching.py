@@ -1,4 +1,4 @@
-"""Compare the values of a column with wanted ones: numbers exactly, strings without decoding them."""
+"""Compare the values of a column with operands: numbers exactly, strings without decoding them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def match_entries(fields: Fields, column: Column, kind: int, sign: str, wanted: Any) -> Array | None:
+def match_entries(fields: Fields, column: Column, kind: int, sign: str, operand: Any) -> Array | None:
     """Return ``(n,)`` bool, which entries of a column meet a condition; None if none can.
 
     Args:
@@ -37,9 +37,9 @@ def match_entries(fields: Fields, column: Column, kind: int, sign: str, wanted: 
         column: Entries of type ``kind``.
         kind: Type of the values.
         sign: ``in``, ``prefix`` or one of `ORDER`.
-        wanted: Values for ``in``, otherwise one value.
+        operand: Values for ``in``, otherwise one value.
     """
-    values: Sequence[Any] = wanted if sign == "in" else [wanted]
+    values: Sequence[Any] = operand if sign == "in" else [operand]
     strings = [text.encode("utf-8", "surrogatepass") for text in values if isinstance(text, str)]
     numbers = [number for number in values if is_number(number)]
     if kind == NULL:
@@ -56,18 +56,18 @@ def match_entries(fields: Fields, column: Column, kind: int, sign: str, wanted: 
             exact = (to_int if kind == INT else to_float)(numbers)
             return _any_equal(column.values, exact) if exact else None
         sign, bound = (int_bound if kind == INT else float_bound)(sign, numbers[0])
-        found: Array = ORDER[sign](column.values, bound)
-        return found
+        mask: Array = ORDER[sign](column.values, bound)
+        return mask
     return None
 
 
-def _any_equal(values: Array, wanted: Sequence[Any]) -> Array:
-    if len(wanted) > _FEW:
-        return np.isin(values, np.array(wanted, values.dtype))
-    found: Array = values == wanted[0]
-    for value in wanted[1:]:
-        found |= values == value
-    return found
+def _any_equal(values: Array, candidates: Sequence[Any]) -> Array:
+    if len(candidates) > _FEW:
+        return np.isin(values, np.array(candidates, values.dtype))
+    mask: Array = values == candidates[0]
+    for value in candidates[1:]:
+        mask |= values == value
+    return mask
 
 
 def to_int(numbers: Sequence[Any]) -> list[int]:
@@ -88,27 +88,27 @@ def _nearest(number: Any) -> float:
         return float("inf") if number > 0 else -float("inf")
 
 
-def int_bound(sign: str, wanted: Any) -> tuple[str, int]:
+def int_bound(sign: str, number: Any) -> tuple[str, int]:
     """Return a comparison of integers of 64 bits that holds for the same integers."""
-    if isinstance(wanted, float):
-        if math.isinf(wanted):
-            wanted = math.copysign(_BEYOND, wanted)
-        elif not wanted.is_integer():  # x < 2.5 and x <= 2.5 if x <= 2
+    if isinstance(number, float):
+        if math.isinf(number):
+            number = math.copysign(_BEYOND, number)
+        elif not number.is_integer():  # x < 2.5 and x <= 2.5 if x <= 2
             sign = "<=" if sign[0] == "<" else ">"
-        wanted = math.floor(wanted)
-    if wanted > _LARGEST:
+        number = math.floor(number)
+    if number > _LARGEST:
         return ("<=" if sign[0] == "<" else ">"), _LARGEST
-    if wanted < _SMALLEST:
+    if number < _SMALLEST:
         return ("<" if sign[0] == "<" else ">="), _SMALLEST
-    return sign, int(wanted)
+    return sign, int(number)
 
 
-def float_bound(sign: str, wanted: Any) -> tuple[str, float]:
+def float_bound(sign: str, number: Any) -> tuple[str, float]:
     """Return a comparison of float64 that holds for the same float64."""
-    bound = _nearest(wanted)
-    if bound > wanted:
+    bound = _nearest(number)
+    if bound > number:
         sign = "<" if sign[0] == "<" else ">="
-    elif bound < wanted:
+    elif bound < number:
         sign = "<=" if sign[0] == "<" else ">"
     return sign, bound
 
@@ -124,15 +124,15 @@ def _match_huge(fields: Fields, column: Column, sign: str, numbers: Sequence[Any
     return _entries_of(fields, column, known[np.array(fine, np.bool_)])
 
 
-def _match_strings(fields: Fields, column: Column, sign: str, wanted: Sequence[bytes]) -> Array:
+def _match_strings(fields: Fields, column: Column, sign: str, candidates: Sequence[bytes]) -> Array:
     text = Strings(fields.strings()[0], *column.strings[1:])
     if sign == "in":
-        places = text.equal(wanted)
+        positions = text.equal(candidates)
     elif sign == "prefix":
-        places = text.starting(wanted[0])
+        positions = text.starting(candidates[0])
     else:
-        places = np.flatnonzero(ORDER[sign](text.compare(wanted[0]), 0))
-    return _entries_of(fields, column, column.strings[0][places])
+        positions = np.flatnonzero(ORDER[sign](text.compare(candidates[0]), 0))
+    return _entries_of(fields, column, column.strings[0][positions])
 
 
 def _entries_of(fields: Fields, column: Column, numbers: Array) -> Array:
@@ -141,10 +141,10 @@ def _entries_of(fields: Fields, column: Column, numbers: Array) -> Array:
         return _any_equal(column.values, numbers.tolist() or [-1])
     if len(column.values) * 8 < len(fields.strings()[1]):
         return np.isin(column.values, numbers)
-    wanted = np.zeros(len(fields.strings()[1]), np.bool_)
-    wanted[numbers] = True
-    found: Array = wanted[column.values]
-    return found
+    is_match = np.zeros(len(fields.strings()[1]), np.bool_)
+    is_match[numbers] = True
+    mask: Array = is_match[column.values]
+    return mask
 
 
 class Strings:
@@ -162,32 +162,32 @@ class Strings:
             self._blob = np.concatenate([self._blob, np.zeros(8, np.uint8)])
         self._words = np.ndarray((len(self._blob) - 7,), "<u8", self._blob, strides=(1,))
 
-    def equal(self, wanted: Sequence[bytes]) -> Array:
-        """Return the places of the strings that are one of the wanted ones."""
-        if len(wanted) <= _FEW:
-            found = [self._containing(np.flatnonzero(self._lengths == len(text)), text) for text in wanted]
-            return np.concatenate(found)
-        sizes = np.array([len(text) for text in wanted])
-        last = np.array([int.from_bytes(text[-8:], "little") for text in wanted], np.uint64)
-        places: Array = np.flatnonzero(np.isin(self._lengths, np.unique(sizes)))
-        at = self._starts[places] + np.maximum(self._lengths[places] - 8, 0)
-        words = self._read(at) & _masks(self._lengths[places])
-        places = places[np.isin(words, np.unique(last))]
-        known, data = set(wanted), self._blob.data
-        starts, ends = self._starts[places], self._starts[places] + self._lengths[places]
+    def equal(self, texts: Sequence[bytes]) -> Array:
+        """Return the positions of the strings that equal one of ``texts``."""
+        if len(texts) <= _FEW:
+            matches = [self._containing(np.flatnonzero(self._lengths == len(text)), text) for text in texts]
+            return np.concatenate(matches)
+        sizes = np.array([len(text) for text in texts])
+        last = np.array([int.from_bytes(text[-8:], "little") for text in texts], np.uint64)
+        positions: Array = np.flatnonzero(np.isin(self._lengths, np.unique(sizes)))
+        at = self._starts[positions] + np.maximum(self._lengths[positions] - 8, 0)
+        words = self._read(at) & _masks(self._lengths[positions])
+        positions = positions[np.isin(words, np.unique(last))]
+        known, data = set(texts), self._blob.data
+        starts, ends = self._starts[positions], self._starts[positions] + self._lengths[positions]
         spans = zip(starts.tolist(), ends.tolist(), strict=True)
-        return places[np.array([bytes(data[start:end]) in known for start, end in spans], np.bool_)]
+        return positions[np.array([bytes(data[start:end]) in known for start, end in spans], np.bool_)]
 
     def starting(self, prefix: bytes) -> Array:
-        """Return the places of the strings that begin with a prefix."""
+        """Return the positions of the strings that begin with a prefix."""
         return self._containing(np.flatnonzero(self._lengths >= len(prefix)), prefix)
 
-    def compare(self, wanted: bytes) -> Array:
-        """Return ``(n,)`` -1, 0 or 1: the order of each string and ``wanted``, byte by byte."""
+    def compare(self, text: bytes) -> Array:
+        """Return ``(n,)`` -1, 0 or 1: the order of each string and ``text``, byte by byte."""
         result = np.zeros(len(self._starts), np.int8)
-        places, starts, lengths = np.arange(len(result)), self._starts, self._lengths
-        for offset in range(0, len(wanted), 8):
-            part = wanted[offset : offset + 8].ljust(8, b"\0")
+        positions, starts, lengths = np.arange(len(result)), self._starts, self._lengths
+        for offset in range(0, len(text), 8):
+            part = text[offset : offset + 8].ljust(8, b"\0")
             if lengths.min(initial=offset + 8) < offset + 8:
                 words = self._read(starts + np.minimum(offset, lengths)) & _masks(lengths - offset)
             else:
@@ -195,12 +195,12 @@ class Strings:
             same = words == np.uint64(int.from_bytes(part, "little"))
             if not same.all():
                 words, word = words.byteswap(), int.from_bytes(part, "big")
-                result[places] = (words > word).astype(np.int8) - (words < word)
-                places, starts, lengths = places[same], starts[same], lengths[same]
-        result[places] = np.sign(lengths - len(wanted))
+                result[positions] = (words > word).astype(np.int8) - (words < word)
+                positions, starts, lengths = positions[same], starts[same], lengths[same]
+        result[positions] = np.sign(lengths - len(text))
         return result
 
-    def _containing(self, places: Array, text: bytes) -> Array:
+    def _containing(self, positions: Array, text: bytes) -> Array:
         """Return the positions whose strings begin with a text; no string is shorter than the text.
 
         The end of the text is compared first, as addresses and paths differ there.
@@ -209,8 +209,8 @@ class Strings:
             start = max(end - 8, 0)
             mask = np.uint64((1 << 8 * (end - start)) - 1)
             word = np.uint64(int.from_bytes(text[start:end], "little"))
-            places = places[self._read(self._starts[places] + start) & mask == word]
-        return places
+            positions = positions[self._read(self._starts[positions] + start) & mask == word]
+        return positions
 
     def _read(self, positions: Array) -> Array:
         """Return the eight bytes at each position as numbers, the first byte lowest; zeros after the end."""

@@ -66,7 +66,7 @@ def _order(fields: Fields, kind: int, rows: Array, values: Array) -> Array:
     return order
 
 
-def find_sorted(fields: Fields, key: str, kind: int, sign: str, wanted: Any, count: int) -> Array | None:
+def find_sorted(fields: Fields, key: str, kind: int, sign: str, operand: Any, count: int) -> Array | None:
     """Return the rows of the sorted entries that meet a condition; None if a look-up cannot tell.
 
     Args:
@@ -74,17 +74,17 @@ def find_sorted(fields: Fields, key: str, kind: int, sign: str, wanted: Any, cou
         key: Key of the condition.
         kind: Type of the entries.
         sign: ``in``, ``prefix`` or one of `irkit.index.matching.ORDER`.
-        wanted: Values for ``in``, otherwise one value.
+        operand: Values for ``in``, otherwise one value.
         count: Documents.
     """
     rows, values = fields.sorted_group(key, kind)
-    wanted_values: Sequence[Any] = wanted if sign == "in" else [wanted]
-    strings = [text for text in wanted_values if isinstance(text, str)]
+    operands: Sequence[Any] = operand if sign == "in" else [operand]
+    strings = [text for text in operands if isinstance(text, str)]
     if kind == HUGE or (kind == STRING and len(strings) > _MANY):
         return None
     if kind == FLOAT:
         values = values.view(np.float64)
-    spans = list(_spans(fields, values, kind, sign, wanted_values))
+    spans = list(_spans(fields, values, kind, sign, operands))
     chosen = np.concatenate([rows[:0], *(rows[start:end] for start, end in spans)])
     check_rows(fields, key, chosen, count)
     return chosen
@@ -97,16 +97,16 @@ def check_rows(fields: Fields, key: str, rows: Array, count: int) -> None:
 
 
 def _spans(
-    fields: Fields, values: Array, kind: int, sign: str, wanted: Sequence[Any]
+    fields: Fields, values: Array, kind: int, sign: str, operands: Sequence[Any]
 ) -> Iterator[tuple[int, int]]:
     """Yield the ranges of values that meet a condition."""
     n = len(values)
-    numbers = [number for number in wanted if is_number(number)]
+    numbers = [number for number in operands if is_number(number)]
     if kind == NULL:
-        if sign == "in" and None in wanted:
+        if sign == "in" and None in operands:
             yield 0, n
     elif kind == BOOL and sign == "in":
-        for flag in {int(value) for value in wanted if isinstance(value, bool)}:
+        for flag in {int(value) for value in operands if isinstance(value, bool)}:
             yield _side(values, flag, "left"), _side(values, flag, "right")
     elif kind in (INT, FLOAT) and sign == "in":
         for number in sorted(set((to_int if kind == INT else to_float)(numbers))):
@@ -116,15 +116,15 @@ def _spans(
         position = _side(values, bound, "left" if sign in ("<", ">=") else "right")
         yield (0, position) if sign[0] == "<" else (position, n)
     elif kind == STRING:
-        yield from _string_spans(fields, values, sign, [text for text in wanted if isinstance(text, str)])
+        yield from _string_spans(fields, values, sign, [text for text in operands if isinstance(text, str)])
 
 
-def _side(values: Array, wanted: float, side: Any) -> int:
-    return int(np.searchsorted(values, values.dtype.type(wanted), side))
+def _side(values: Array, value: float, side: Any) -> int:
+    return int(np.searchsorted(values, values.dtype.type(value), side))
 
 
 def _string_spans(
-    fields: Fields, values: Array, sign: str, wanted: Sequence[str]
+    fields: Fields, values: Array, sign: str, texts: Sequence[str]
 ) -> Iterator[tuple[int, int]]:
     n, positions = len(values), range(len(values))
 
@@ -134,7 +134,7 @@ def _string_spans(
     def bisect(side: Callable[..., int], text: bytes) -> int:
         return side(positions, text, key=string)
 
-    for text in {text.encode("utf-8", "surrogatepass") for text in wanted}:
+    for text in {text.encode("utf-8", "surrogatepass") for text in texts}:
         if sign in ("in", "prefix"):
             # 0xff is in no string, so it comes after all that begin with the prefix
             end = bisect(bisect_right, text) if sign == "in" else bisect(bisect_left, text + b"\xff")

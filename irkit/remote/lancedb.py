@@ -11,7 +11,7 @@ from irkit.data import Document
 from irkit.errors import BadTypeError, StorageError, require, reraise_as
 from irkit.exporting.to_lancedb import TABLE
 from irkit.index.filters import Group
-from irkit.remote.remote_retriever import Found, RemoteRetriever
+from irkit.remote.remote_retriever import RemoteHit, RemoteRetriever
 from irkit.remote.sql_filter import sql_filter
 from irkit.retrieval.collection import AnyModel
 from irkit.retrieval.retriever import Retriever
@@ -66,7 +66,7 @@ class LanceDB(RemoteRetriever):
             raise BadTypeError(f"searching: query {query.id!r} has no text")
         return query.text if self._by_text else super()._content(query)
 
-    def _search(self, query: Any, k: int, where: Any, exact: bool, texts: bool) -> list[Found]:
+    def _search(self, query: Any, k: int, where: Any, exact: bool, texts: bool) -> list[RemoteHit]:
         columns = ["row", *_columns(texts)]
         if self._by_text:
             text_query = require("lancedb.query", "engines", "irkit.remote.LanceDB").MultiMatchQuery
@@ -83,7 +83,9 @@ class LanceDB(RemoteRetriever):
         # a distance is 1 less an inner product, summed over the tokens of a query
         tokens = 1 if self._by_text or query.ndim == 1 else len(query)
         return [
-            Found(row["row"], row["_score"] if self._by_text else tokens - row["_distance"], _document(row))
+            RemoteHit(
+                row["row"], row["_score"] if self._by_text else tokens - row["_distance"], _document(row)
+            )
             for row in request.limit(k).to_list()
         ]
 

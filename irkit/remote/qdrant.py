@@ -13,7 +13,7 @@ from irkit.exporting.to_qdrant import COLLECTION, split_address
 from irkit.exporting.to_qdrant_edge import ABOUT
 from irkit.index.filters import Group
 from irkit.remote.qdrant_filter import whole_filter
-from irkit.remote.remote_retriever import Found, RemoteRetriever
+from irkit.remote.remote_retriever import RemoteHit, RemoteRetriever
 from irkit.retrieval.collection import AnyModel
 from irkit.retrieval.retriever import Retriever
 
@@ -54,13 +54,13 @@ class Qdrant(RemoteRetriever):
         self._exact = exact
         super().__init__(name, self._engine.about, model)
 
-    def _search(self, query: Any, k: int, where: Any, exact: bool, texts: bool) -> list[Found]:
+    def _search(self, query: Any, k: int, where: Any, exact: bool, texts: bool) -> list[RemoteHit]:
         kind = self.about["kind"]
         empty = len(query[0] if kind == "sparse" else query) == 0
         if empty:  # no token or no term that the documents have
             return []
         points = self._engine.query(kind, query, k, where, exact or self._exact, _fields(texts))
-        return [Found(int(point.id), point.score, _document(point.payload)) for point in points]
+        return [RemoteHit(int(point.id), point.score, _document(point.payload)) for point in points]
 
     def _translate(self, where: Group) -> Any:
         return whole_filter(where, self._engine.models)

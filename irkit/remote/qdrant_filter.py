@@ -36,16 +36,16 @@ def qdrant_filter(parsed: Parsed, models: Any) -> Any:
 
 
 def _condition(condition: Condition, models: Any) -> Any:
-    key, sign, wanted = condition.key, condition.sign, condition.wanted
+    key, sign, operand = condition.key, condition.sign, condition.operand
     if key == "_id":
-        named = models.FieldCondition(key="_id", match=models.MatchAny(any=list(wanted)))
-        if not wanted:
+        named = models.FieldCondition(key="_id", match=models.MatchAny(any=list(operand)))
+        if not operand:
             named = _never(models)
         return models.Filter(must_not=[named]) if sign in ("!=", "not in") else models.Filter(must=[named])
     exists = _marked(models, mark(key))
     if sign == "exists":
-        return models.Filter(must=[exists]) if wanted else models.Filter(must_not=[exists])
-    values = list(wanted) if isinstance(wanted, tuple) else [wanted]
+        return models.Filter(must=[exists]) if operand else models.Filter(must_not=[exists])
+    values = list(operand) if isinstance(operand, tuple) else [operand]
     if sign in ("==", "in", "!=", "not in", "all"):
         equal = [_equal(key, value, models) for value in values]
         if sign == "all":
@@ -54,13 +54,13 @@ def _condition(condition: Condition, models: Any) -> Any:
             return models.Filter(must=[exists], must_not=equal)
         return models.Filter(should=equal) if equal else _never(models)
     if sign == "prefix":
-        return _field(models, key, match=models.MatchPrefix(prefix=wanted))
-    if isinstance(wanted, str):
+        return _field(models, key, match=models.MatchPrefix(prefix=operand))
+    if isinstance(operand, str):
         raise BadValueError(
-            f"filter: {key!r} {sign} {brief(wanted)}: Qdrant has no order of strings; compare numbers, or "
+            f"filter: {key!r} {sign} {brief(operand)}: Qdrant has no order of strings; compare numbers, or "
             "use in or prefix"
         )
-    return _range(key, models, **{_BOUNDS[sign]: _number(key, wanted)})
+    return _range(key, models, **{_BOUNDS[sign]: _number(key, operand)})
 
 
 def _equal(key: str, value: Any, models: Any) -> Any:

@@ -39,7 +39,7 @@ _MANIFEST = "irkit.json"
 _QUERIES = 256  # encoded together
 
 
-class Found(NamedTuple):
+class RemoteHit(NamedTuple):
     """A result of the engine.
 
     Attributes:
@@ -99,7 +99,7 @@ class RemoteRetriever(OtherRetriever):
     # ---- what an engine does ----
 
     @abstractmethod
-    def _search(self, query: Any, k: int, where: Any, exact: bool, texts: bool) -> list[Found]:
+    def _search(self, query: Any, k: int, where: Any, exact: bool, texts: bool) -> list[RemoteHit]:
         """Return the best documents of a query, in any order.
 
         Args:
@@ -226,19 +226,19 @@ class RemoteRetriever(OtherRetriever):
         lists: list[list[str]],
         selection: Selection,
         teacher: Scorer | None,
-    ) -> Iterator[list[Found]]:
+    ) -> Iterator[list[RemoteHit]]:
         vectors = iter(()) if teacher else self._encode(contents)
         for item, ids in zip(items, lists, strict=True):
             query = None if teacher else next(vectors)
-            found: list[Found] = []
+            hits: list[RemoteHit] = []
             if ids and teacher is None:
-                found = self._search(query, len(ids), self._where(ids), True, True)
+                hits = self._search(query, len(ids), self._where(ids), True, True)
             elif teacher is not None and (documents := self.fetch(ids) if ids else []):
                 [scores] = score_checked(teacher, [item], [documents])
                 scored = zip(documents, scores.tolist(), strict=True)
-                found = [Found(ids.index(document.id), score, document) for document, score in scored]
-            chosen, found = self._choose(found, selection)
-            yield [found[position] for position in chosen[selection.offset :].tolist()]
+                hits = [RemoteHit(ids.index(document.id), score, document) for document, score in scored]
+            chosen, hits = self._choose(hits, selection)
+            yield [hits[position] for position in chosen[selection.offset :].tolist()]
 
     def _content(self, query: Query) -> Any:
         model = self.model
@@ -254,29 +254,29 @@ class RemoteRetriever(OtherRetriever):
                 check_key(condition.key, self.about["keys"])
         return self._translate(parsed)
 
-    def _rank(self, query: Any, selection: Selection, where: Any, texts: bool) -> list[Found]:
+    def _rank(self, query: Any, selection: Selection, where: Any, texts: bool) -> list[RemoteHit]:
         """Return the hits of a query from ``offset`` on; a grouped search asks for more until it is full."""
         self._check_group(selection, "search")
         key, depth = selection.group_by, selection.stop
         while True:
-            found = self._search(query, depth, where, False, texts or key is not None)
-            chosen, found = self._choose(found, selection)
-            ended = len(found) < depth or key is None or found[-1].score < selection.threshold
+            hits = self._search(query, depth, where, False, texts or key is not None)
+            chosen, hits = self._choose(hits, selection)
+            ended = len(hits) < depth or key is None or hits[-1].score < selection.threshold
             if len(chosen) >= selection.stop or ended:
-                return [found[position] for position in chosen[selection.offset :].tolist()]
+                return [hits[position] for position in chosen[selection.offset :].tolist()]
             depth *= DEEPER
 
     def _check_group(self, selection: Selection, operation: str) -> None:
         if selection.group_by is not None:
             check_key(selection.group_by, self.about["keys"], f"{operation}: group_by")
 
-    def _choose(self, found: list[Found], selection: Selection) -> tuple[Array, list[Found]]:
+    def _choose(self, hits: list[RemoteHit], selection: Selection) -> tuple[Array, list[RemoteHit]]:
         """Return the positions of the first ``stop`` hits of a selection, and the results in order."""
-        key, found = selection.group_by, _in_order(found)
-        scores = np.array([item.score for item in found], np.float32)
-        documents = [item.document for item in found]
+        key, hits = selection.group_by, _in_order(hits)
+        scores = np.array([item.score for item in hits], np.float32)
+        documents = [item.document for item in hits]
         groups = None if key is None else Groups[Document](list, key)
-        return selection.choose(scores, documents, groups), found
+        return selection.choose(scores, documents, groups), hits
 
     # ---- what it is ----
 
@@ -291,16 +291,16 @@ class RemoteRetriever(OtherRetriever):
         return f"{type(self).__name__}({self.name!r}, {self.about['kind']})"
 
 
-def _in_order(found: list[Found]) -> list[Found]:
+def _in_order(hits: list[RemoteHit]) -> list[RemoteHit]:
     """Return results with the best first, ties in the order of the documents."""
-    return sorted(found, key=lambda item: (-item.score, item.row))
+    return sorted(hits, key=lambda item: (-item.score, item.row))
 
 
-def _ranking(query_id: str, found: list[Found]) -> tuple[str, list[str], Array]:
+def _ranking(query_id: str, hits: list[RemoteHit]) -> tuple[str, list[str], Array]:
     return (
         query_id,
-        [item.document.id for item in found],
-        np.array([item.score for item in found], np.float32),
+        [item.document.id for item in hits],
+        np.array([item.score for item in hits], np.float32),
     )
 
 

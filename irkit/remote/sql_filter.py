@@ -37,14 +37,14 @@ def sql_filter(parsed: Parsed, types: Mapping[str, tuple[str, bool]]) -> str:
 
 
 def _condition(condition: Condition, types: Mapping[str, tuple[str, bool]]) -> str:
-    key, sign, wanted = condition.key, condition.sign, condition.wanted
+    key, sign, operand = condition.key, condition.sign, condition.operand
     if key == "_id":
-        named = f"(_id IN ({', '.join(map(_quote, wanted))}))" if wanted else "false"
+        named = f"(_id IN ({', '.join(map(_quote, operand))}))" if operand else "false"
         return f"(NOT {named})" if sign in ("!=", "not in") else named
     exists = _marked(mark(key))
     if sign == "exists":
-        return exists if wanted else f"(NOT {exists})"
-    values = wanted if isinstance(wanted, tuple) else (wanted,)
+        return exists if operand else f"(NOT {exists})"
+    values = operand if isinstance(operand, tuple) else (operand,)
     if sign in ("==", "in", "!=", "not in", "all"):
         equal = [_equal(key, value, types) for value in values]
         if sign == "all":
@@ -52,17 +52,17 @@ def _condition(condition: Condition, types: Mapping[str, tuple[str, bool]]) -> s
         any_equal = _join("OR", equal) if equal else "false"
         return any_equal if sign in ("==", "in") else f"({exists} AND NOT {any_equal})"
     kind, in_lists = types[key]
-    is_string = isinstance(wanted, str)
+    is_string = isinstance(operand, str)
     if in_lists or kind == "other":
         raise BadValueError(
-            f"filter: {key!r} {sign} {brief(wanted)}: documents have lists or values of several types, which "
-            "LanceDB does not order; use ==, in or all"
+            f"filter: {key!r} {sign} {brief(operand)}: documents have lists or values of several types, "
+            "which LanceDB does not order; use ==, in or all"
         )
     if is_string != (kind == "string"):
         return "false"
     if sign == "prefix":
-        return f"coalesce(starts_with({_column(key)}, {_quote(wanted)}), false)"
-    return f"coalesce({_column(key)} {sign} {_literal(key, wanted)}, false)"
+        return f"coalesce(starts_with({_column(key)}, {_quote(operand)}), false)"
+    return f"coalesce({_column(key)} {sign} {_literal(key, operand)}, false)"
 
 
 def _equal(key: str, value: Any, types: Mapping[str, tuple[str, bool]]) -> str:

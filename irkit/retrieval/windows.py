@@ -166,9 +166,10 @@ def score_in_windows(
             scores, pooled = (np.where(np.isneginf(part), 0.0, part) for part in (scores, pooled))
         total, table = total + weight * scores, table + weight * pooled
     best = np.stack([part.argmax(1) for part in np.split(total, ends, axis=1)], axis=1)
-    places = text_spans(documents, spans)
+    text_windows = text_spans(documents, spans)
     return table.astype(np.float32), [
-        [Passage(*span[number].tolist()) for span, number in zip(places, line, strict=True)] for line in best
+        [Passage(*span[number].tolist()) for span, number in zip(text_windows, line, strict=True)]
+        for line in best
     ]
 
 

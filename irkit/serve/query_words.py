@@ -55,12 +55,14 @@ def make_snippet(query: str, title: str, text: str) -> dict[str, Any]:
         >>> made["start"], made["marks"], made["title"], made["text"][-14:]
         (154, [[308, 312], [313, 319]], [[0, 5]], 'A bear sleeps.')
     """
-    found = highlight(query, title, text)
-    start = max(0, min(found["passage"][0], len(text) - _SNIPPET))
+    highlights = highlight(query, title, text)
+    start = max(0, min(highlights["passage"][0], len(text) - _SNIPPET))
     end = min(len(text), start + _SNIPPET)
-    marks = [[first - start, last - start] for first, last in found["text"] if start <= first and last <= end]
+    marks = [
+        [first - start, last - start] for first, last in highlights["text"] if start <= first and last <= end
+    ]
     made = {"text": text[start:end], "start": start, "end": end, "length": len(text)}
-    return made | {"marks": marks, "title": found["title"]}
+    return made | {"marks": marks, "title": highlights["title"]}
 
 
 def rank_passages(explanation: Explanation) -> list[dict[str, Any]]:
@@ -69,9 +71,9 @@ def rank_passages(explanation: Explanation) -> list[dict[str, Any]]:
     The score of a passage is the sum of the scores of the tokens or terms inside.
     """
     matches = [
-        (place, match.query, match.score)
+        (span, match.query, match.score)
         for match in explanation.matches
-        for place in (match.document, *match.repeats)
+        for span in (match.document, *match.repeats)
     ]
     scored = score_passages(explanation.document, matches)
     return [

@@ -52,9 +52,9 @@ def deploy(arguments: Mapping[str, Any]) -> Any:
     except (TypeError, ValueError):
         replicas = 0
     check_counts("deploy", replicas=replicas)
-    given = {name: arguments[name] for name in _KEYS[1:-1] if name in arguments}
+    options = {name: arguments[name] for name in _KEYS[1:-1] if name in arguments}
     config = ServeConfig(
-        paths=paths, keys=read_keys(None), limits=ServeLimits(**arguments.get("limits", {})), **given
+        paths=paths, keys=read_keys(None), limits=ServeLimits(**arguments.get("limits", {})), **options
     )
 
     # the application, made in each replica

@@ -84,9 +84,9 @@ async def search(request: Request, name: str, body: SearchRequest) -> Response:
     limits = request.app.state.catalogue.config.limits
     if not queries or len(queries) > limits.texts:
         raise Problem(413 if queries else 400, f"queries: got {len(queries)}, expected 1 to {limits.texts}")
-    most, wanted = limits.stream_k if body.stream else limits.k, body.k + body.offset
+    most, depth = limits.stream_k if body.stream else limits.k, body.k + body.offset
     fuse = body.fuse if isinstance(body.fuse, Fuse) else None  # else of the heads of one index
-    depths = [wanted, *(stage.depth for stage in (body.rerank, fuse) if stage)]
+    depths = [depth, *(stage.depth for stage in (body.rerank, fuse) if stage)]
     if max(depths) > most:
         hint = "" if body.stream else "; more hits come with stream: true"
         raise Problem(422, f"k, offset and depth: {max(depths)} hits of a query, the limit is {most}{hint}")
@@ -166,8 +166,8 @@ async def _count(index: ServedIndex, keys: list[str], filter: Any, k: int) -> di
             for key in keys
         }
         live = retriever.index.live
-        found = live if filter is None else live & retriever.documents.filter(parse_filter(filter))
-        return {"facets": counts, "documents": int(found.sum())}
+        mask = live if filter is None else live & retriever.documents.filter(parse_filter(filter))
+        return {"facets": counts, "documents": int(mask.sum())}
 
     return await index.read(count)
 

@@ -146,12 +146,12 @@ def _rank(
             depth=fuse["depth"],
         )
     if not rerank:
-        found: list[list[Hit]] = first.search(queries, k, options["filter"], **by_head, **selecting)
-        return found
+        lists: list[list[Hit]] = first.search(queries, k, options["filter"], **by_head, **selecting)
+        return lists
 
     # the second stage ranks all hits of the first one down to a depth
     depth, by = max(rerank["depth"], selection.stop), rerank["by"]
-    found = first.search(queries, depth, options["filter"], fields=["id"], **by_head)
+    lists = first.search(queries, depth, options["filter"], fields=["id"], **by_head)
     second = parts.get(by, parts[name])
     if by in parts:
         teacher: Scorer | None = None  # by the vectors that the index stores
@@ -160,7 +160,7 @@ def _rank(
         teacher = model if isinstance(model, CrossEncoder) else ModelScorer(model)
     else:
         raise Problem(422, f"rerank by {by[:60]!r}: there is no index or model of this name")
-    ids = [find_known(second, [hit.id for hit in line]) for line in found]
+    ids = [find_known(second, [hit.id for hit in line]) for line in lists]
     return second.rerank(queries, ids, k, teacher=teacher, **selecting)
 
 

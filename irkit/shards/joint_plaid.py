@@ -95,9 +95,9 @@ class JointArrays:
             used |= arrays.used(own)
         return self._each(rows, lambda arrays, own: arrays.exact(query, table, own, used))
 
-    def _join(self, found: Sequence[Array]) -> Array:
+    def _join(self, row_lists: Sequence[Array]) -> Array:
         """Return rows of each shard as global rows, ascending."""
-        pairs = zip(self._shares, found, strict=True)
+        pairs = zip(self._shares, row_lists, strict=True)
         return np.sort(np.concatenate([share.rows[own] for share, own in pairs]))
 
     def _each(

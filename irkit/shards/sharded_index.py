@@ -191,8 +191,8 @@ class ShardedIndex(StoredRows):
         allowed, best = self._keep(allowed), TopK(len(queries), int(k))
         numbers = [global_rows(part.store) for part in self.parts]
         masks = [None if allowed is None else allowed[rows] for rows in numbers]
-        if self.searched_here and (found := search_jointly(self, queries, int(k), masks)):
-            best.push_pairs(found.scores, found.rows)
+        if self.searched_here and (joint := search_jointly(self, queries, int(k), masks)):
+            best.push_pairs(joint.scores, joint.rows)
             return best.hits()
         for rows, hits in zip(numbers, self._search_parts(queries, int(k), masks), strict=True):
             if hits is not None and len(rows):

@@ -79,11 +79,11 @@ def write_report(out: str | Path, baseline: str | None = None) -> list[Cell]:
 
 def _collections(runs: Iterable[Trial]) -> list[EvaluationConfig]:
     """Return the collections that any variant is measured on; those of the same name once."""
-    found: dict[str, EvaluationConfig] = {}
+    by_title: dict[str, EvaluationConfig] = {}
     for variant in {trial.variant: trial for trial in runs}.values():
         for config in parse_collections(variant.recipe.get("evaluation", [])):
-            found.setdefault(config.title, config)
-    return list(found.values())
+            by_title.setdefault(config.title, config)
+    return list(by_title.values())
 
 
 def _report_lines(

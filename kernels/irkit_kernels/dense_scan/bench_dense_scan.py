@@ -65,8 +65,8 @@ def _measure(
         "torch": lambda block: (block @ vectors.T).topk(k).indices,
         "FAISS": lambda block: torch.from_numpy(index.search(block.numpy(), k)[1]),
     }
-    found = {name: way(queries).sort(1).values for name, way in ways.items()}
-    if any((rows != found["codes"]).any() for rows in found.values()):
+    scores = {name: way(queries).sort(1).values for name, way in ways.items()}
+    if any((rows != scores["codes"]).any() for rows in scores.values()):
         raise RuntimeError(f"dense_scan finds other rows at k={k}")
     blocks = queries.split(at_once)[: 16 if at_once == 1 else 1]
     seconds = take_turns(

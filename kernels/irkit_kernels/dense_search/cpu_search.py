@@ -51,11 +51,11 @@ def _search_query(plan: Plan) -> Function:
 
     # Write the results.
     rows, scores = f.rows.at(query * k), f.scores.at(query * k)
-    found = x.minimum(f.count, k)
-    with x.range(0, found) as loop:
+    n_hits = x.minimum(f.count, k)
+    with x.range(0, n_hits) as loop:
         rows[loop.i] = f.sorted_items[loop.i].to("i64")
         scores[loop.i] = float_of(f.sorted_keys[loop.i]) * f.result_factor + f.result_bias
-    with x.range(found, k) as loop:
+    with x.range(n_hits, k) as loop:
         rows[loop.i] = -1
         scores[loop.i] = float("-inf")
     return x

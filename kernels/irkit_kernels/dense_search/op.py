@@ -158,8 +158,8 @@ class Searcher:
 
         def search(start: int, stop: int) -> None:
             frame = self._prepare(chosen)
-            given = {"queries": queries[start:stop], "rows": rows[start:stop], "scores": scores[start:stop]}
-            for name, array in given.items():
+            arrays = {"queries": queries[start:stop], "rows": rows[start:stop], "scores": scores[start:stop]}
+            for name, array in arrays.items():
                 frame[_WORD[name]] = address(array)
             frame[_WORD["n_q"]], frame[_WORD["k"]] = stop - start, k
             frame[_WORD["allowed"]] = 0 if allowed is None else address(allowed)

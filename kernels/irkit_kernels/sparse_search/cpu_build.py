@@ -43,8 +43,8 @@ def build_exact(forward: Forward, dim: int, allocate: Callable[..., Array]) -> d
     length = np.minimum(RANGE, -(-(n - ranges * RANGE) // STEP) * STEP)
     dense = counts > length // _DENSE
     sizes = np.where(dense, length + _LINE, 3 * counts)
-    places = np.cumsum(sizes) - sizes
-    places[dense] += -places[dense] % _LINE
+    starts = np.cumsum(sizes) - sizes
+    starts[dense] += -starts[dense] % _LINE
     postings = allocate("postings", (int(sizes.sum()) + _LINE,), np.uint8)
     scales = np.zeros(len(terms), np.float32)
     order = np.argsort(ranges, kind="stable")  # lists by range, then term
@@ -52,10 +52,10 @@ def build_exact(forward: Forward, dim: int, allocate: Callable[..., Array]) -> d
     for first, last, own in zip(range(0, n, RANGE), range(RANGE, n + RANGE, RANGE), ends, strict=True):
         mine = order[int(own) - np.count_nonzero(ranges == first // RANGE) : int(own)]
         scales[mine] = _write(
-            _read(forward, first, min(last, n)), counts[mine], dense[mine], places[mine], postings
+            _read(forward, first, min(last, n)), counts[mine], dense[mine], starts[mine], postings
         )
     lists = np.empty((len(terms), 5), np.int32)
-    lists[:, :2] = places.view(np.int32).reshape(-1, 2)
+    lists[:, :2] = starts.view(np.int32).reshape(-1, 2)
     lists[:, 2], lists[:, 3], lists[:, 4] = ranges, np.where(dense, -1, counts), scales.view(np.int32)
     offsets = np.concatenate([[0], np.cumsum(np.bincount(terms, minlength=dim))])
     return {
