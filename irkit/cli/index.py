@@ -272,9 +272,9 @@ def encode(
     encoder = Model.from_pretrained(model, device=device.split(",") if device else None, dtype=dtype)
     if head is not None or encoder.kind == "several":
         if encoder.kind != "several" or head is None or head not in encoder.heads:
-            there = ", ".join(encoder.heads) if encoder.kind == "several" else "one head; leave it out"
+            available = ", ".join(encoder.heads) if encoder.kind == "several" else "one head; leave it out"
             raise BadValueError(
-                f"encoding: --head is {head}, and {model} has {there}; a file holds one representation"
+                f"encoding: --head is {head}, and {model} has {available}; a file holds one representation"
             )
         encoder = encoder.heads[head]
     if encoder.kind != "dense" and out.suffix != ".safetensors" and (encoder.kind, out.suffix) != _IMPACTS:

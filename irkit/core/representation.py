@@ -199,8 +199,8 @@ class Several:
 
     def __post_init__(self) -> None:
         parts = self.parts
-        fine = isinstance(parts, Mapping) and parts
-        if not fine or not all(isinstance(part, Dense | MultiVector | Sparse) for part in parts.values()):
+        is_valid = isinstance(parts, Mapping) and parts
+        if not is_valid or not all(isinstance(part, Dense | MultiVector | Sparse) for part in parts.values()):
             raise BadTypeError(f"Several: got {brief(parts)}, expected Dense, MultiVector or Sparse by name")
         if len({len(part) for part in parts.values()}) > 1:
             lengths = {name: len(part) for name, part in parts.items()}
@@ -268,8 +268,8 @@ def representation_from_arrays(kind: str, dim: int, arrays: Arrays) -> Represent
         for key, array in arrays.items():
             name, own, width, rest = key.split(".")
             grouped.setdefault((name, own, int(width)), {})[rest] = array
-        made = {key[0]: representation_from_arrays(*key[1:], part) for key, part in grouped.items()}
-        several: Any = Several(made)
+        by_head = {key[0]: representation_from_arrays(*key[1:], part) for key, part in grouped.items()}
+        several: Any = Several(by_head)
         return cast(Representation, several)
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
     if kind == "dense":

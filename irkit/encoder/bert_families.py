@@ -112,8 +112,8 @@ def _distilbert_masked_lm(settings: Settings) -> MaskedLM:
 def _modernbert_config(settings: Settings) -> EncoderConfig:
     count = count_layers(settings)
     # which layers attend to the whole text: named by layer, or every n-th
-    every = settings.get("global_attn_every_n_layers", 3)
-    default = ["full_attention" if i % every == 0 else "sliding_attention" for i in range(count)]
+    interval = settings.get("global_attn_every_n_layers", 3)
+    default = ["full_attention" if i % interval == 0 else "sliding_attention" for i in range(count)]
     kinds = settings.get("layer_types") or default
     # bases of the rotary positions, under the new key or the old ones
     ropes = settings.get("rope_parameters") or {}

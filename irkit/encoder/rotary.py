@@ -110,8 +110,8 @@ def rotate(x: Tensor, table: tuple[Tensor, Tensor], interleaved: bool) -> Tensor
     if interleaved:  # a pair is a complex number; their product is one pass, in float32 whatever the dtype
         kind, turn = torch.promote_types(x.dtype, cos.dtype), torch.complex(cos, sin)
         if not in_place:
-            turned = torch.view_as_complex(torch.unflatten(x.to(kind), -1, (-1, 2))) * turn
-            return torch.view_as_real(turned).flatten(-2).to(x.dtype)
+            rotated = torch.view_as_complex(torch.unflatten(x.to(kind), -1, (-1, 2))) * turn
+            return torch.view_as_real(rotated).flatten(-2).to(x.dtype)
         for part, by in zip(torch.split(x, _ROWS), torch.split(turn, _ROWS), strict=True):
             wide = part.to(kind)  # the part itself in float32
             torch.view_as_complex(torch.unflatten(wide, -1, (-1, 2))).mul_(by)

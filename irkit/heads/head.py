@@ -252,8 +252,8 @@ class Head(nn.Module):
         self, hidden: Ragged, tokens: Ragged, prompt_length: int = 0, side: Side = "document"
     ) -> Representation:
         """Make what losses compare, see `forward`; sparse weights become Dense ``(n, vocabulary)``."""
-        made = self(hidden, tokens, prompt_length, side)
-        return Dense(made.to_dense()) if isinstance(made, Sparse) else made
+        representation = self(hidden, tokens, prompt_length, side)
+        return Dense(representation.to_dense()) if isinstance(representation, Sparse) else representation
 
     def apply_layers(self, values: Tensor) -> Tensor:
         """Return ``values (total, width)`` after all layers, in float32 or, for float64 values, float64."""

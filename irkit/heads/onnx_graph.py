@@ -136,13 +136,13 @@ def _head_layer(graph: Graph, layer: nn.Module, x: str) -> str:
             f"exporting to ONNX: the head has a {type(layer).__name__}; expected linear layers, norms, ReLU, "
             "GELU, SiLU, Sigmoid and Tanh"
         )
-    made = graph.linear(x, layer.linear.weight, layer.linear.bias)
+    output = graph.linear(x, layer.linear.weight, layer.linear.bias)
     if layer.gated:
-        made = graph("Mul", made, _head_layer(graph, layer.activation, _head_layer(graph, layer.gate, x)))
+        output = graph("Mul", output, _head_layer(graph, layer.activation, _head_layer(graph, layer.gate, x)))
     else:
-        made = _head_layer(graph, layer.activation, made)
+        output = _head_layer(graph, layer.activation, output)
     if not layer.use_residual:
-        return str(made)
+        return str(output)
     skip = _head_layer(graph, layer.residual, x) if hasattr(layer, "residual") else x
-    made = made if layer.alpha is None else graph("Mul", made, graph.constant(layer.alpha))
-    return str(graph("Add", skip, made))
+    output = output if layer.alpha is None else graph("Mul", output, graph.constant(layer.alpha))
+    return str(graph("Add", skip, output))

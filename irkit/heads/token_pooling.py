@@ -91,16 +91,18 @@ def _cluster(vectors: Ragged, merges: Tensor) -> Tensor:
     Returns:
         ``(total,)``: for each vector, the position in ``vectors.values`` of the last vector of its cluster.
     """
-    padded, there = vectors.to_padded()
+    padded, is_token = vectors.to_padded()
     padded = padded.detach().float()
-    n, m = there.shape
+    n, m = is_token.shape
     if not m:
         return torch.empty(0, dtype=torch.int64, device=vectors.device)
-    slots = torch.arange(m, device=there.device)
+    slots = torch.arange(m, device=is_token.device)
     upper = slots[:, None] < slots
     distances = (1 - padded @ padded.mT).clamp_(0, 2).double()
-    distances = _symmetric(distances.masked_fill_(~(there[:, :, None] & there[:, None, :]), torch.inf), upper)
-    sizes, parents = there.double(), slots.repeat(n, 1)
+    distances = _symmetric(
+        distances.masked_fill_(~(is_token[:, :, None] & is_token[:, None, :]), torch.inf), upper
+    )
+    sizes, parents = is_token.double(), slots.repeat(n, 1)
     heights = torch.full_like(sizes, torch.inf)
     for rounds in range(m):  # each merges a pair at least
         nearest, near = distances.min(2)

@@ -102,10 +102,10 @@ class TokenWeightHead(TermHead):
             0, to_device(positions, weights.device), weights, "amax"
         )
         # special tokens weigh nothing
-        kept = ~torch.isin(keys % self.dim, self.special_ids)
+        has_weight = ~torch.isin(keys % self.dim, self.special_ids)
         if not highest.requires_grad:
-            kept &= (highest > 0).cpu()
-        chosen = kept.nonzero().squeeze(1)
+            has_weight &= (highest > 0).cpu()
+        chosen = has_weight.nonzero().squeeze(1)
         keys, highest = keys[chosen], highest[to_device(chosen, weights.device)]
         lengths = torch.bincount(keys // self.dim, minlength=len(tokens))
         terms = Ragged(to_device(keys % self.dim, weights.device), lengths)

@@ -46,17 +46,17 @@ def attention_clusters(states: Ragged, vectors: Ragged, query: Tensor, most: int
 
 
 def _clusters(states: Ragged, vectors: Ragged, query: Tensor, most: int) -> Ragged:
-    (hidden, there), (padded, _) = states.to_padded(), vectors.to_padded()
-    counts = there.sum(1, keepdim=True)
+    (hidden, is_token), (padded, _) = states.to_padded(), vectors.to_padded()
+    counts = is_token.sum(1, keepdim=True)
     centre = hidden.sum(1) / counts.clamp(min=1) + query
     scores = (hidden @ centre[:, :, None]).squeeze(2) / hidden.shape[2] ** 0.5
-    weights = scores.masked_fill(~there, torch.finfo(scores.dtype).min).softmax(1)
+    weights = scores.masked_fill(~is_token, torch.finfo(scores.dtype).min).softmax(1)
 
     # choose centroids in the order of the text, and a cluster for each token
-    ranked = scores.detach().masked_fill(~there, -torch.inf)
+    ranked = scores.detach().masked_fill(~is_token, -torch.inf)
     width = min(most, padded.shape[1])
     chosen = ranked.topk(width, dim=1).indices.sort(dim=1).values
-    is_real = there.gather(1, chosen)
+    is_real = is_token.gather(1, chosen)
     fixed = padded.detach()
     centroids = fixed.gather(1, chosen[:, :, None].expand(-1, -1, padded.shape[2]))
     alike = (fixed @ centroids.mT).masked_fill(~is_real[:, None], -torch.inf)
@@ -64,7 +64,7 @@ def _clusters(states: Ragged, vectors: Ragged, query: Tensor, most: int) -> Ragg
     clusters = clusters.scatter(1, chosen, torch.arange(width, device=chosen.device).expand_as(chosen))
 
     # means by cluster
-    share = weights.masked_fill(~there, 0).clamp(min=torch.finfo(weights.dtype).tiny) * there
+    share = weights.masked_fill(~is_token, 0).clamp(min=torch.finfo(weights.dtype).tiny) * is_token
     sums = padded.new_zeros(len(padded), width, padded.shape[2])
     sums = sums.scatter_add(1, clusters[:, :, None].expand_as(padded), padded * share[:, :, None])
     total = share.new_zeros(len(padded), width).scatter_add(1, clusters, share)

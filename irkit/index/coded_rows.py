@@ -87,13 +87,13 @@ def add_codes(
 
     def build(allocate: Allocate, begin: int, end: int) -> Codes:
         parts = [*blocks(begin, min(end, start)), *blocks(max(begin, start), end)]
-        every = [np.arange(*part) for part in parts]
+        row_lists = [np.arange(*part) for part in parts]
         own = np.concatenate(
-            [old.take(rows)["lists"] if rows[0] < start else lists(rows) for rows in every]
+            [old.take(rows)["lists"] if rows[0] < start else lists(rows) for rows in row_lists]
         ).astype(np.int32)
-        like = codes(every[0][:0], own[:0])
-        segment, places = empty_segment(like, own, np.concatenate(every), n_lists, allocate)
-        for rows in every:
+        like = codes(row_lists[0][:0], own[:0])
+        segment, places = empty_segment(like, own, np.concatenate(row_lists), n_lists, allocate)
+        for rows in row_lists:
             part = slice(rows[0] - begin, rows[-1] + 1 - begin)
             put(segment, places[part], old.take(rows) if rows[0] < start else codes(rows, own[part]))
             for array in segment.values():

@@ -296,13 +296,13 @@ class Documents:
     def _refuse_duplicates(self, ids: list[str]) -> None:
         seen: set[str] = set()
         twice = [name for name in ids if name in seen or seen.add(name)]  # type: ignore[func-returns-value]
-        there = [name for name, row in zip(ids, self._find(ids).tolist(), strict=True) if row >= 0]
-        for names, problem in ((twice, "given more than once"), (there, "in the index already")):
+        existing = [name for name, row in zip(ids, self._find(ids).tolist(), strict=True) if row >= 0]
+        for names, problem in ((twice, "given more than once"), (existing, "in the index already")):
             if names:
-                some = ", ".join(map(repr, names[:3])) + (", ..." if len(names) > 3 else "")
+                examples = ", ".join(map(repr, names[:3])) + (", ..." if len(names) > 3 else "")
                 raise BadValueError(
-                    f"adding documents: {len(names)} of the ids {problem}: {some}; expected every id once. "
-                    "To replace documents of an index, use Retriever.update"
+                    f"adding documents: {len(names)} of the ids {problem}: {examples}; expected every id "
+                    "once. To replace documents of an index, use Retriever.update"
                 )
 
     def _spans(self, blob: int, rows: Array) -> tuple[memoryview, list[int], list[int]]:

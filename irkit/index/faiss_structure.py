@@ -97,8 +97,8 @@ def _equal(first: Any, second: Any, name: str) -> None:
         _need(actual == expected, f"{name} is {actual}, expected {expected}")
 
 
-def _need(fine: bool, what: str) -> None:
-    if not fine:
+def _need(condition: bool, what: str) -> None:
+    if not condition:
         raise ValueError(what)
 
 

@@ -157,8 +157,8 @@ class Fields:
         stops, groups, ends = self._read(RUNS)[:, 2], self.store.read(GROUPS), self._read(ENDS)
         runs = int(np.searchsorted(stops, entries, "right"))
         edges = np.concatenate([[0], groups[:, 2]])
-        fine = runs and stops[runs - 1] == entries == edges[-1] and (np.diff(edges) >= 0).all()
-        if not fine or groups[:, 0].min() < 0 or groups[:, 0].max() >= len(ends):
+        is_consistent = runs and stops[runs - 1] == entries == edges[-1] and (np.diff(edges) >= 0).all()
+        if not is_consistent or groups[:, 0].min() < 0 or groups[:, 0].max() >= len(ends):
             raise corrupt(self.store.path, "the sorted columns of its metadata do not fit together")
         names = zip(self.decode(groups[:, 0]), groups[:, 1].tolist(), strict=True)
         spans = zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
@@ -275,9 +275,9 @@ class Fields:
         if done < len(runs):
             stops = runs[max(done - 1, 0) :, 2]
             new = runs[done:]
-            fine = stops[0] >= 0 and (np.diff(stops) >= 0).all()
-            fine = fine and new[:, 0].min() >= 0 and new[:, 0].max() < len(ends)
-            if not (fine and new[:, 1].min() >= EMPTY and new[:, 1].max() <= LIST):
+            is_consistent = stops[0] >= 0 and (np.diff(stops) >= 0).all()
+            is_consistent = is_consistent and new[:, 0].min() >= 0 and new[:, 0].max() < len(ends)
+            if not (is_consistent and new[:, 1].min() >= EMPTY and new[:, 1].max() <= LIST):
                 raise corrupt(store.path, "the runs of its metadata do not fit together")
             # A key has a number in each chunk of documents: compare bytes, and decode different ones alone.
             data, (starts, lengths) = self.strings()[0].data, self._spans(new[:, 0])

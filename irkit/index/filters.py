@@ -144,11 +144,12 @@ def check_type(
             for kind in sorted(kinds, key=lambda kind: first_row(condition.key, kind)):
                 if kind in _KINDS:
                     names.setdefault(_KINDS[kind], kind)
-            there = " or ".join(
+            existing = " or ".join(
                 f"{name}, such as {brief(example(condition.key, kind))}" for name, kind in names.items()
             )
             raise BadValueError(
-                f"filter: {condition.key!r} {condition.sign} {brief(value)} is {own}; documents have {there}"
+                f"filter: {condition.key!r} {condition.sign} {brief(value)} is {own}; documents have "
+                f"{existing}"
             )
 
 

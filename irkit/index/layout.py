@@ -43,8 +43,8 @@ def check_layout(path: Path, entries: Entries, meta: Mapping[str, Any], document
         CorruptError: They do not fit together, so irkit did not write them.
     """
 
-    def need(fine: object, what: str) -> None:
-        if not fine:
+    def need(condition: object, what: str) -> None:
+        if not condition:
             raise corrupt(path, f"its manifest does not fit together: {what}")
 
     if "index" not in meta:
@@ -66,8 +66,10 @@ def check_layout(path: Path, entries: Entries, meta: Mapping[str, Any], document
     # an index of shards, whose manifests have the arrays
     if "shards" in meta:  # whose manifests have all else
         names = meta["shards"]
-        fine = isinstance(names, list) and names and all(isinstance(name, str) for name in names)
-        need(fine and all(map(SHARD.fullmatch, names)) and len(set(names)) == len(names), "names of shards")
+        is_valid = isinstance(names, list) and names and all(isinstance(name, str) for name in names)
+        need(
+            is_valid and all(map(SHARD.fullmatch, names)) and len(set(names)) == len(names), "names of shards"
+        )
         need(_number(about.get("bm25", {}).get("mean") or 1), "mean length")
         return
     # the arrays that this configuration and these numbers need
@@ -102,9 +104,9 @@ def _check_several(
 ) -> None:
     """Check the parts of an index of several, and the arrays that they have in common."""
     parts = about.get("parts")
-    fine = isinstance(parts, dict) and all(isinstance(part, dict) for part in parts.values())
+    is_valid = isinstance(parts, dict) and all(isinstance(part, dict) for part in parts.values())
     parts = parts if isinstance(parts, dict) else {}
-    need(fine and list(parts) == list(config.indexes), "parts")
+    need(is_valid and list(parts) == list(config.indexes), "parts")
     for name, part in parts.items():
         need(isinstance(part.get("config"), dict) and part["config"].get("kind") != "several", f"part {name}")
         need(part.get("windows") == about.get("windows"), f"windows of {name}")
@@ -244,10 +246,10 @@ def _check_segment(segment: Any, need: Callable[[object, str], None]) -> None:
     need(_whole(segment["start"]) and _whole(segment["stop"]), "rows of a segment")
     need(isinstance(segment["fields"], dict), "fields of a segment")
     for name, field in segment["fields"].items():
-        fine = isinstance(field, list) and len(field) == 3
-        fine = fine and _whole(field[0]) and field[0] % _ALIGNMENT == 0 and isinstance(field[2], list)
-        fine = fine and field[1] in _DTYPES and len(field[2]) <= 2 and all(map(_whole, field[2]))
-        need(fine, f"field {name!r:.60} of a segment is {field!r:.60}")
+        is_valid = isinstance(field, list) and len(field) == 3
+        is_valid = is_valid and _whole(field[0]) and field[0] % _ALIGNMENT == 0 and isinstance(field[2], list)
+        is_valid = is_valid and field[1] in _DTYPES and len(field[2]) <= 2 and all(map(_whole, field[2]))
+        need(is_valid, f"field {name!r:.60} of a segment is {field!r:.60}")
 
 
 def _check_bm25(entries: Entries, about: Mapping[str, Any], need: Callable[[object, str], None]) -> None:

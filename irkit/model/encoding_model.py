@@ -92,21 +92,24 @@ class EncodingModel(ModelParts):
             side, prompt=options.get("prompt"), prompt_name=options.get("prompt_name")
         )
         pipeline = replace(pipeline, batch_size=options.get("batch_size"))
-        if (asked := options.get("heads")) is not None:
-            pipeline = replace(pipeline, head=self.head.chosen(asked))
+        if (names := options.get("heads")) is not None:
+            pipeline = replace(pipeline, head=self.head.chosen(names))
 
         # encode with a bar, if there is to be one
         rows = [texts] if isinstance(texts, str) else texts
         total = len(rows) if isinstance(rows, Sized) else None
         show = options.get("show_progress_bar")
         with progress_bar("encoding", "texts", total) if show else nullcontext() as progress:
-            made = concat(self._stream(rows, pipeline, options.get("device"), progress=progress))
+            representation = concat(self._stream(rows, pipeline, options.get("device"), progress=progress))
         single = isinstance(texts, str)
-        if isinstance(made, Several):
+        if isinstance(representation, Several):
             models = self.heads
-            each = {name: models[name]._finish(part, options, single) for name, part in made.parts.items()}
-            return cast(Any, each)
-        return self._finish(made, options, single)
+            results = {
+                name: models[name]._finish(part, options, single)
+                for name, part in representation.parts.items()
+            }
+            return cast(Any, results)
+        return self._finish(representation, options, single)
 
     def _finish(self, rows: Representation, options: EncodeOptions, single: bool) -> Embeddings:
         """Return rows of a model with one head as `encode` does."""

@@ -149,7 +149,9 @@ def _vectors(encoder: AnyEncoder, head: Head, tokenizer: Tokenizer) -> list[torc
     pipelines = [Pipeline(tokenizer, encoder, head, side, tokens_per_step=1024) for side in sides]
     parts = [pipeline.encode_tokens(pipeline.tokenize(_SENTENCES)) for pipeline in pipelines]
     if isinstance(parts[0], Several):
-        parts = [each for part in parts if isinstance(part, Several) for each in part.parts.values()]
+        parts = [
+            head_part for part in parts if isinstance(part, Several) for head_part in part.parts.values()
+        ]
     return [
         part.to_dense() if isinstance(part, Sparse) else torch.from_numpy(part.arrays()["values"])
         for part in parts

@@ -250,13 +250,13 @@ class Model(EncodingModel):
             encoder.grow_(tokenizer.vocab_size)
         with torch.device("cpu"):
             if isinstance(head, str):
-                made = HEADS[head].create(encoder, tokenizer, config, **settings)
+                new_head = HEADS[head].create(encoder, tokenizer, config, **settings)
             else:
-                made = head(tokenizer, encoder)
+                new_head = head(tokenizer, encoder)
         prompts = dict(zip(("query", "document"), markers, strict=False))
-        parts: Parts = {"tokenizer": tokenizer, "encoder": encoder, "head": made, "prompts": prompts}
+        parts: Parts = {"tokenizer": tokenizer, "encoder": encoder, "head": new_head, "prompts": prompts}
         if queries is not None:
-            parts["query"] = query_parts(query_config(queries), tokenizer, made, load)
+            parts["query"] = query_parts(query_config(queries), tokenizer, new_head, load)
         return cls._assemble(parts, devices, dtype)
 
     @classmethod
@@ -311,7 +311,7 @@ class Model(EncodingModel):
         similarities = dict[str, str]()
 
         def create(tokenizer: Tokenizer, encoder: AnyEncoder) -> Head:
-            made = dict[str, Head]()
+            new_heads = dict[str, Head]()
             for name, chosen in heads.items():
                 settings: dict[str, Any] = {"head": chosen} if isinstance(chosen, str) else dict(chosen)
                 kind, similarity = settings.pop("head", name), settings.pop("similarity", None)
@@ -321,15 +321,15 @@ class Model(EncodingModel):
                         + ", ".join(known for known in HEADS if known != "static")
                     )
                 own = {"projection": settings.pop("projection", None)} if kind == "multi_vector" else {}
-                made[name] = HEADS[kind].create(encoder, tokenizer, settings, **own)
-                if similarity is not None and similarity not in SIMILARITIES[made[name].kind]:
+                new_heads[name] = HEADS[kind].create(encoder, tokenizer, settings, **own)
+                if similarity is not None and similarity not in SIMILARITIES[new_heads[name].kind]:
                     raise BadValueError(
                         f"Model.several: similarity {brief(similarity)} of {name!r}, expected one of "
-                        + ", ".join(SIMILARITIES[made[name].kind])
+                        + ", ".join(SIMILARITIES[new_heads[name].kind])
                     )
                 if similarity is not None:
                     similarities[name] = similarity
-            return SeveralHeads(made, similarities)
+            return SeveralHeads(new_heads, similarities)
 
         return cls._make("Model.several", name_or_path, create, None, {}, **options)
 

@@ -111,8 +111,8 @@ def measured_kinds() -> list[str]:
 
 def rows_of(index: str, rows: Sequence[dict[str, Any]] | None = None) -> list[dict[str, Any]]:
     """Return the measurements of a kind, smallest first."""
-    every = read_costs()["rows"] if rows is None else rows
-    own = [row for row in every if row["index"] == index]
+    all_rows = read_costs()["rows"] if rows is None else rows
+    own = [row for row in all_rows if row["index"] == index]
     return sorted(own, key=lambda row: int(row["documents"]))
 
 

@@ -93,11 +93,11 @@ def build_collection(
         store = ShardedStore.build(path, shards=shards, key=key, overwrite=overwrite)
     try:
         with store.update():
-            for each in (store, *store.parts):
-                create_index(each, config, windows=cut)
-                each.meta["model"] = manifest
+            for target in (store, *store.parts):
+                create_index(target, config, windows=cut)
+                target.meta["model"] = manifest
                 if isinstance(model, EncoderFreeModel):
-                    model.begin(each)
+                    model.begin(target)
         collection = Collection(store, lambda: model)
         if _starts_with(stream, collection.documents, progress):
             (fill or add_documents)(collection, stream, chunk_size, progress)

@@ -105,8 +105,8 @@ def _documents(request: Request, body: DocumentsRequest) -> list[Document]:
 
 
 def _check_there(retriever: AnyRetriever, ids: list[str], expected: bool, status: int, problem: str) -> None:
-    there = set(find_known(retriever, ids))
-    wrong = [name for name in ids if (name in there) != expected]
+    known_ids = set(find_known(retriever, ids))
+    wrong = [name for name in ids if (name in known_ids) != expected]
     if wrong:
         others = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
         raise Problem(status, f"{problem} {wrong[0][:60]!r}{others}; nothing was changed")

@@ -61,8 +61,8 @@ def make_snippet(query: str, title: str, text: str) -> dict[str, Any]:
     marks = [
         [first - start, last - start] for first, last in highlights["text"] if start <= first and last <= end
     ]
-    made = {"text": text[start:end], "start": start, "end": end, "length": len(text)}
-    return made | {"marks": marks, "title": highlights["title"]}
+    snippet = {"text": text[start:end], "start": start, "end": end, "length": len(text)}
+    return snippet | {"marks": marks, "title": highlights["title"]}
 
 
 def rank_passages(explanation: Explanation) -> list[dict[str, Any]]:

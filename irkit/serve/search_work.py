@@ -114,7 +114,9 @@ def find(served: Served, name: str, retriever: AnyRetriever, jobs: Sequence[Job]
             for part, other_index in parts.items():
                 _add_scores_of_heads(part, other_index, job.queries, results)
             _annotate(name, retriever, results, job.options)
-            missing = [f"{part}/{shard}" for part, said in watched.items() for shard in sorted(said.missing)]
+            missing = [
+                f"{part}/{shard}" for part, answers in watched.items() for shard in sorted(answers.missing)
+            ]
             for result in results if missing else ():
                 result["missing"] = missing
             found.append(results)
@@ -204,31 +206,31 @@ def explain(name: str, retriever: AnyRetriever, query: Any, document: Any) -> JS
     if isinstance(document, str) and document not in retriever.documents:
         raise Problem(404, f"index {name} has no document {document[:60]!r}")
     explained = retriever.explain(query, document)
-    said = _describe(explained, retriever.model.kind, query)
+    description = _describe(explained, retriever.model.kind, query)
     if explained.parts:
         heads = cast(Model, retriever.model).heads
-        said["parts"] = {
+        description["parts"] = {
             head: _describe(part, heads[head].kind, query) for head, part in explained.parts.items()
         }
-    return said | {"index": name, "id": document if isinstance(document, str) else document.id}
+    return description | {"index": name, "id": document if isinstance(document, str) else document.id}
 
 
 def _describe(explained: Explanation, kind: str, query: Any) -> JSONObject:
     """Return what the route ``explain`` answers of an index, or of a head, of a kind."""
-    said = explained.to_dict() | {"view": explained.words().view(), "words": []}
+    description = explained.to_dict() | {"view": explained.words().view(), "words": []}
     passages: list[JSONObject] = []
     if kind == "dense":  # its matches are passages
         passages = [
             {"start": match.document.start, "end": match.document.end, "score": match.score}
             for match in explained.matches
         ]
-        said["matches"] = []
+        description["matches"] = []
     elif kind != "several":
         passages = rank_passages(explained)
         if isinstance(query, str):
-            said["words"] = explained.words().to_dict()["matches"]
+            description["words"] = explained.words().to_dict()["matches"]
     part = {"dense": "passages", "multi_vector": "tokens", "several": "heads"}.get(kind, "terms")
-    return said | {"part": part, "passages": passages}
+    return description | {"part": part, "passages": passages}
 
 
 def fetch_known(retriever: AnyRetriever, ids: list[str]) -> dict[str, Document]:

@@ -171,11 +171,11 @@ class ShardedIndex(StoredRows):
         owners = np.full(rows.shape, -1)
         owners[rows >= 0] = where.shards[rows[rows >= 0]]
         for number in np.unique(owners[owners >= 0]).tolist():
-            mine = owners == number
+            in_part = owners == number
             own = np.full(rows.shape, -1)
-            own[mine] = where.rows[rows[mine]]
+            own[in_part] = where.rows[rows[in_part]]
             part = self.parts[number]
-            scores[mine] = part._score_rows(_widened(queries, part), own)[mine]
+            scores[in_part] = part._score_rows(_widened(queries, part), own)[in_part]
         return scores
 
     # ---- searching ----

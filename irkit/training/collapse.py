@@ -130,12 +130,12 @@ class CollapseWatch:
             elif is_sign(name) and value < _UNLIKE:
                 self._was_good.add(name)
             elif is_sign(name) and value >= _ALL_ALIKE:
-                said = (
+                message = (
                     f"two vectors of a batch have a cosine of {value:.3f} on average at step {step}: all "
                     f"texts look alike to the model; {self._slower}, and train by a loss with negatives, as "
                     "infonce"
                 )
-                yield name, self._judged(name, step, share), _head_of(name, ALIKE) + said
+                yield name, self._judged(name, step, share), _head_of(name, ALIKE) + message
 
     def _check_terms(
         self, side: str, of: str, have: str, terms: float, step: int, share: float

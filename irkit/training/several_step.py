@@ -140,8 +140,8 @@ class SeveralStep(TrainStep):
         hidden = hidden_states(model.encoder, head, tokens, None, side)
         length = model.pipeline(side).prompt_length
         rows = {name: one.for_training(hidden, tokens, length, side) for name, one in head.parts.items()}
-        made: Any = Several(rows)
-        return cast(Representation, made)
+        representation: Any = Several(rows)
+        return cast(Representation, representation)
 
     def _distil(self, batch: Batch, distillation: SelfDistillation) -> Tensor:
         """Return the losses of the sum of all scores, and of each head that learns from the sum."""

@@ -85,8 +85,10 @@ def _represent(encoded: Encoded, rows: slice, side: Side) -> Representation:
     """Return what the head of the model makes of some rows, as its texts of this side are compared."""
     model = encoded.model
     prompt_length = model.pipeline(side).prompt_length
-    made = model.head.for_training(encoded.hidden[rows], encoded.batch.tokens[rows], prompt_length, side)
-    return comparable(model, made, None, side)
+    representation = model.head.for_training(
+        encoded.hidden[rows], encoded.batch.tokens[rows], prompt_length, side
+    )
+    return comparable(model, representation, None, side)
 
 
 class PairCollator:

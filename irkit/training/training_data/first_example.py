@@ -49,22 +49,22 @@ def _describe_columns(config: DataConfig) -> str:
 
 
 def _list(columns: list[str]) -> str:
-    shown = columns if len(columns) <= _COLUMNS else [*columns[: _COLUMNS - 1], f"... {columns[-1]}"]
-    return ", ".join(shown)
+    listed = columns if len(columns) <= _COLUMNS else [*columns[: _COLUMNS - 1], f"... {columns[-1]}"]
+    return ", ".join(listed)
 
 
 def _describe_example(dataset: Dataset) -> str:
     """Return the texts and scores of the first example of a dataset, shortened."""
     example = dataset.example(0)
     relevant, others = example.documents[: example.positives], example.documents[example.positives :]
-    said = [f"query {_quote(example.query)}"]
+    lines = [f"query {_quote(example.query)}"]
     for name, texts in (("relevant", relevant), ("other", others)):
         more = f" and {len(texts) - 1} more" if len(texts) > 1 else ""
-        said += [f"{name} {_quote(texts[0])}{more}"] if texts else []
+        lines += [f"{name} {_quote(texts[0])}{more}"] if texts else []
     if example.scores is not None:
         more = " ..." if len(example.scores) > _SCORES else ""
-        said.append(f"scores {', '.join(f'{score:.4g}' for score in example.scores[:_SCORES])}{more}")
-    return "; ".join(said)
+        lines.append(f"scores {', '.join(f'{score:.4g}' for score in example.scores[:_SCORES])}{more}")
+    return "; ".join(lines)
 
 
 def _quote(text: str) -> str:
