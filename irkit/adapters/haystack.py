@@ -41,7 +41,7 @@ class IrkitDocumentStore:
     """Stores documents in an index of any kind; the model of the index encodes them.
 
     Args:
-        path: Directory of an index; if there is none, an empty index is built.
+        path: Directory of an index; an empty index is built if it does not exist.
         model: Model of a new index, by name or settings, such as ``"bm25"``. For documents with embeddings
             ``{"kind": "vectors", "similarity": "cosine", "representation": "dense", "dim": 384}``. An index
             that exists needs none.

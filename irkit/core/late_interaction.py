@@ -105,7 +105,8 @@ def xtr_ranking(scores: Tensor, documents: Tensor) -> tuple[Tensor, Tensor]:
 
     Args:
         scores: ``(tokens, k)`` scores of the tokens that each query token retrieved, in any order.
-        documents: ``(tokens, k)`` integers: the document of each of these tokens; a negative number is none.
+        documents: ``(tokens, k)`` integers: the document of each of these tokens; negative numbers mark
+            padding.
 
     Returns:
         Documents ``(n,)``, each once, best first, ties in rising order; and their scores ``(n,)``.

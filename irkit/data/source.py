@@ -110,7 +110,7 @@ def file_source(path: str, fields: Fields, build: Callable[[Record], T]) -> Sour
         StorageError: The file does not exist.
     """
     if is_uri(path):
-        describe_file(path)  # raises if there is none
+        describe_file(path)  # raises if the file does not exist
         return Source(path, lambda: build_all(path, read_records(path, fields), build))
     try:
         once = path == "-" or not stat.S_ISREG(Path(path).stat().st_mode)  # pipes such as /dev/fd/63

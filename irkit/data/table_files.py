@@ -80,8 +80,8 @@ class Header:
     def parse(self, row: int, cells: Sequence[str]) -> dict[str, Any]:
         """Return the record of a row of text.
 
-        Id, title and text stay as they are. Of the others, empty cells are left out; numbers, ``true`` and
-        ``false``, written as in JSON, become numbers and booleans.
+        Id, title and text stay as they are. Other cells become metadata: empty cells are left out; numbers,
+        ``true`` and ``false``, written as in JSON, become numbers and booleans.
         """
         record = self.record(row, cells)
         for name in self.names:
@@ -152,7 +152,7 @@ def read_csv(
 
 @contextmanager
 def _longer_values(longest: int) -> Iterator[None]:
-    """Let csv read values longer than 128 kB in the ``with`` block; the limit is one of the whole process."""
+    """Let csv read values longer than 128 kB inside the block; the limit applies to the whole process."""
     with _limit_lock:
         before = csv.field_size_limit(longest)
         try:

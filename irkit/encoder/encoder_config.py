@@ -208,9 +208,9 @@ class EncoderConfig(Config):
         embedding_size: Width of the word and position embeddings, which a linear layer then maps to the width
             of the first layer; an output matrix of this width can share the word embeddings. None: the width
             of the first layer, without a linear layer.
-        learned_positions: Rows of the learned position table; 0 is none.
+        learned_positions: Rows of the learned position table; 0 for an encoder without one.
         position_offset: First row of the table that is used (RoBERTa starts after its padding index).
-        token_types: Rows of the token type table, of which the first is used; 0 is none.
+        token_types: Rows of the token type table, of which the first is used; 0 for an encoder without one.
         embedding_scale: Factor of the word embeddings.
         embedding_norm: Whether the embeddings are normalised.
         norm: LayerNorm or RMSNorm.

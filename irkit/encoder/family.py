@@ -32,8 +32,8 @@ class MaskedLM(NamedTuple):
 
     Attributes:
         architecture: Name of the class of transformers.
-        names: For each parameter of irkit's sparse head, its names in the checkpoint. Of two names, the first
-            counts if the file has both; files whose matrix is the word embeddings have only the second.
+        names: For each parameter of irkit's sparse head, its names in the checkpoint. If the file has both of
+            two names, the first counts; files whose matrix is the word embeddings have only the second.
         activation: Activation function after the linear layer.
         norm_eps: Number that the norm adds to the variance.
     """

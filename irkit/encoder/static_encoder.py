@@ -26,7 +26,7 @@ class StaticEncoder(nn.Module):
     Attributes:
         family: ``"static"``.
         settings: Keys of ``config.json`` of model2vec; empty for a StaticEmbedding.
-        head_weights: Weights of task heads in the checkpoint, of which there are none.
+        head_weights: Always empty: such checkpoints have no task heads.
         unknown: Id of a token that is left out of a text, as model2vec does; None leaves no token out.
         max_positions: None: rows of any length pass.
 

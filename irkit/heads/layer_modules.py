@@ -39,7 +39,7 @@ LACKING = {  # modules of irkit: what sentence-transformers lacks, and how to do
 
 @dataclass(frozen=True)
 class OpenedModel:
-    """A directory of sentence-transformers of which everything but the head is read.
+    """A directory of sentence-transformers, read except for the head.
 
     Attributes:
         folder: Path of the directory.

@@ -14,7 +14,7 @@ _LONGEST = 1 << 20  # tokens of a text: queries are filled up to their length
 
 
 class QueryExpansion(Config):
-    """Fills short queries up with copies of one token, whose vectors can match words that are not asked for.
+    """Fills short queries up with copies of one token, whose vectors can match words that the query lacks.
 
     Attributes:
         length: Number of tokens that a shorter query is filled up to.

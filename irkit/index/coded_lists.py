@@ -293,7 +293,7 @@ class CodedLists(StoredRows):
         return self._search_structure(queries, k, keep, self._covered, _QUERIES)
 
     def _look_up(self, queries: Representation, k: int, keep: Array | None, live: int) -> Hits:
-        """Return the best rows that lists have, of which ``live`` may be hits."""
+        """Return the best rows in lists; ``live`` rows may be hits."""
         searcher, keep = self._searcher(), keep if keep is None else keep[: self._covered]
         return Hits(*searcher.find(self._query_vectors(queries), k, self._effort(k, live), keep))
 

@@ -1,4 +1,4 @@
-"""Dense vectors of which only codes are kept."""
+"""Dense vectors stored as codes alone."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def check_key(key: str, keys: Sequence[str], operation: str = "filter") -> None:
     """Refuse a key that no document has.
 
     Raises:
-        BadValueError: There is none in ``keys``; the message names the nearest key.
+        BadValueError: ``keys`` lacks the key; the message names the nearest one.
     """
     if key not in keys:
         hint = f"there are {', '.join(map(repr, keys[:20]))}" if keys else "none has metadata"
@@ -275,7 +275,7 @@ def _evaluate(condition: Condition, fields: Fields, count: int) -> Array:
 
 
 def _any(key: str, sign: str, operand: Any, fields: Fields, count: int) -> Array:
-    """Return the rows of which an element meets a condition."""
+    """Return the rows where any element meets a condition."""
     mask = np.zeros(count, np.bool_)
     for kind in fields.types(key):
         rows = find_sorted(fields, key, kind, sign, operand, count)

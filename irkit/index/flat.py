@@ -157,7 +157,7 @@ class Flat(StoredRows):
         return self.store.derived(("search", device), load)
 
     def _check_build(self, representation: Representation) -> None:
-        """Raise ConfigError if a GPU is chosen, but there is none, or the vectors are not dense."""
+        """Raise ConfigError if a GPU is chosen but missing, or the vectors are not dense."""
         if self.config.device == "gpu" and representation.kind != "dense":
             other = ", or choose 'plaid'" if representation.kind == "multi_vector" else ""
             raise ConfigError(

@@ -232,7 +232,7 @@ class Index(ABC):
         """Search with ``k`` at most the number of rows where ``keep`` is true (None: everywhere)."""
 
     def _count(self, name: str) -> int:
-        """Return a number of the index by its name in the manifest; 0 if there is none of this name."""
+        """Return a number of the index by its name in the manifest; 0 if the manifest lacks it."""
         return int(self.store.meta["index"].get(name, 0))
 
     def _score_rows(self, queries: Representation, rows: Array) -> Array:

@@ -77,7 +77,7 @@ class IndexKind:
 
 
 def count_rows(entries: Entries, name: str) -> int:
-    """Return the rows of an array, 0 if there is none of this name."""
+    """Return the rows of an array; 0 if the manifest lacks it."""
     return entries[name].rows if name in entries else 0
 
 

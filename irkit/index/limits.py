@@ -20,7 +20,7 @@ class Limits:
     ones let a test reach every method with little data.
 
     Attributes:
-        verify_bytes: Bytes of an index up to which opening it compares checksums unless told otherwise.
+        verify_bytes: Bytes of an index up to which opening it compares checksums by default.
         read_bytes: Bytes of a block that is read from a file.
         take_rows: Rows copied from a file between two releases of its pages.
         read_documents: Documents read at once while they are iterated.

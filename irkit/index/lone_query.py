@@ -30,7 +30,7 @@ def search_alone(
         index: Of dense vectors.
         queries: What was given to a search.
         k: What was given to a search.
-        prepare: Returns the function for ``k``, or None if there is none in this state of the index.
+        prepare: Returns the function for ``k``, or None if this state of the index needs the general search.
 
     Returns:
         The hits; None if there are several queries, or anything about this one has to be looked at, such as

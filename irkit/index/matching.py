@@ -25,7 +25,7 @@ _FEW = 16  # values that are compared one by one
 
 
 def is_number(value: object) -> bool:
-    """Return whether a value is a number; a boolean is none."""
+    """Return whether a value is a number and not a boolean."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

@@ -107,7 +107,7 @@ def open_index(store: Store) -> Index:
     """Return the index of a store.
 
     Raises:
-        StorageError: There is none in it.
+        StorageError: The store has no index.
         ConfigError: Its configuration is of another version of irkit.
     """
     check_store("opening an index", store, "Store.open(path)")

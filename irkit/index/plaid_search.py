@@ -178,7 +178,7 @@ class CpuSearch:
     """Search with kernels for CPUs; threads share the queries."""
 
     def __init__(self, arrays: Any, packed: kernel.PackedCentroids) -> None:
-        """Use ``arrays``: `PlaidArrays`, or those of several shards with the same methods."""
+        """Use ``arrays``: `PlaidArrays`, or an object with the same methods that joins several shards."""
         self._arrays, self.packed = arrays, packed
 
     def __call__(self, queries: Ragged, budget: SearchBudget, allowed: Array) -> tuple[Array, Array]:

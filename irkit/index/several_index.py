@@ -79,7 +79,7 @@ class SeveralIndex(Index):
         self.store.meta["index"] |= {"representation": "several", "dim": dim, "rows": rows}
 
     def remove(self, rows: Sequence[int] | Array) -> int:
-        """Exclude documents from all later searches; what is removed of one part is removed of all."""
+        """Exclude documents from all later searches, in all parts."""
         return self._first.remove(rows)
 
     def copy(self, source: Index, rows: Array) -> None:

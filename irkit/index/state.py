@@ -1,4 +1,4 @@
-"""States of a store, snapshots, and what a store shows of a state: arrays, values, what is derived."""
+"""States of a store, snapshots, and the reader of a state: arrays, values, and results derived from them."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ class StoreReader:
         return Snapshot(self._own, state or self.committed)
 
     def rows(self, name: str) -> int:
-        """Return the rows of an array; 0 if there is none of this name."""
+        """Return the rows of an array; 0 if this state lacks it."""
         entry = self.state.arrays.get(name)
         return entry.rows if entry else 0
 

@@ -201,7 +201,7 @@ class Store(StoreReader):
         self._change(name, entry)
 
     def drop(self, name: str) -> None:
-        """Forget an array, inside ``update``; nothing happens if there is none of this name."""
+        """Forget an array, inside ``update``; nothing happens if the store lacks it."""
         self._check_updating()
         if name in self.state.arrays:
             self._change(name, None)

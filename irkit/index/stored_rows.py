@@ -119,7 +119,7 @@ class StoredRows(Index):
         raise NotImplementedError
 
     def _look_up(self, queries: Representation, k: int, keep: Array | None, live: int) -> Hits:
-        """Return the best rows that the structure finds, of which ``live`` may be hits."""
+        """Return the best rows that the structure finds; ``live`` rows may be hits."""
         raise NotImplementedError
 
     def _search_structure(

@@ -68,7 +68,7 @@ class Vocabulary:
             numbers.stored[self.store.rows(_FILE)] = stored + len(new)
 
     def copy(self, source: Store) -> None:
-        """Copy all terms of another index, inside ``store.update()``, if there are none yet."""
+        """Copy all terms of another index into an empty vocabulary, inside ``store.update()``."""
         if source.rows(_FILE) and not self.store.rows(_FILE):
             self.store.append(_FILE, source.read(_FILE))
 

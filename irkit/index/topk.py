@@ -63,7 +63,7 @@ class TopK:
         self.push_keys(keys)
 
     def push_pairs(self, scores: Array, rows: Array) -> None:
-        """Consider ``scores (n_q, n)`` of ``rows (n_q, n)``, each row at most once; row -1 is none."""
+        """Consider ``scores (n_q, n)`` of ``rows (n_q, n)``, each row at most once; row -1 is skipped."""
         self.push_keys(np.where(rows < 0, _NOTHING, _key(scores, rows)))
 
     def hits(self) -> Hits:

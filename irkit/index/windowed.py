@@ -186,7 +186,7 @@ class WindowedIndex(Index):
         return table
 
     def window_scores(self, queries: Representation, rows: Array) -> tuple[Any, Array, Array]:
-        """Score the windows of documents ``rows (n_q, k)``, of which -1 stands for none.
+        """Score the windows of documents ``rows (n_q, k)``; -1 is padding.
 
         Returns:
             Where there are documents; the scores of their windows, document by document; their numbers.

@@ -48,8 +48,8 @@ class Answers:
     """What shards answered to the searches of a thread, see `ShardedRetriever.watch`.
 
     Attributes:
-        asked: Number of questions to shards.
-        repeated: Number of questions that went to another actor, or to the same one once more.
+        asked: Number of requests to shards.
+        repeated: Number of requests that went to another actor, or to the same one again.
         missing: Names of the shards that gave no answer.
     """
 

@@ -145,7 +145,7 @@ def _pickled(value: Any, error: BaseException | None) -> bytes:
 
 
 def _go_to(folder: str) -> None:
-    """Make relative paths mean what they mean in the process that asked for the work."""
+    """Change to the working directory of the process that ordered the work, so that relative paths agree."""
     with contextlib.suppress(OSError):  # this node lacks the folder
         os.chdir(folder)
 

@@ -204,7 +204,7 @@ def _choose_index(
 
     Args:
         model: Model of the index.
-        config: What the caller has asked for; None is the default.
+        config: Index that the caller chose; None for the default.
         empty: A representation of the model without rows.
         stream: Documents.
 

@@ -278,7 +278,8 @@ class Retriever:
     ) -> list[Hit] | list[list[Hit]] | Run:
         """Rank candidates by exact scores of the model or of a teacher.
 
-        Documents of the index are scored by what is stored of them; only queries and other texts are encoded.
+        Documents of the index are scored by their stored representations; only queries and other texts are
+        encoded.
 
         Args:
             queries: One text or several; for a run, queries as for `run`.

@@ -46,7 +46,7 @@ class Scorer(Protocol):
 
 
 class IndexScorer:
-    """Scores documents of an index exactly, by what is stored of them; it encodes only the queries."""
+    """Scores documents of an index exactly, by their stored representations; it encodes only the queries."""
 
     def __init__(self, collection: Collection) -> None:
         self.collection = collection
@@ -88,7 +88,7 @@ def score_rows(
     interaction: Interaction | None = None,
     fuse: Fuse | None = None,
 ) -> list[Array]:
-    """Score documents of an index by what is stored of them.
+    """Score documents of an index by their stored representations.
 
     Args:
         collection: Model and index.

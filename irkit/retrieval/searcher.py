@@ -1,4 +1,4 @@
-"""The interface of what is searched like a `Retriever`: `search` and `run`, with one signature for all."""
+"""The interface of all that can be searched like a `Retriever`: `search` and `run`."""
 
 from __future__ import annotations
 

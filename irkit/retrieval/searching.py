@@ -148,7 +148,7 @@ def make_hits(
     fields: frozenset[str] | None = None,
     fuse: Fuse | None = None,
 ) -> list[list[Hit]]:
-    """Return the hits of each query, of which the rows and scores are known; see `SearchOptions`.
+    """Make hits from the rows and scores of each query; see `SearchOptions`.
 
     ``queries`` returns the queries, and is called if the index has passages. ``fuse`` weighs the heads for
     them, where there are several.

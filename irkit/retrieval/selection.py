@@ -1,4 +1,4 @@
-"""Options of a search: which hits of a ranking are returned, and what is read of their documents.
+"""Options of a search: which hits of a ranking are returned, with which fields of their documents.
 
 A grouped search first ranks as many documents as hits are wanted, and then four times as many again and
 again, until there are enough hits or no more documents. So a search of an exact index gives what a ranking of
@@ -123,7 +123,7 @@ class Selection:
         return self.offset + self.k
 
     def choose(self, scores: Array, names: Sequence[Key], groups: Groups[Key] | None) -> Array:
-        """Return the positions, ascending, of the first ``stop`` hits, of which ``offset`` are to be skipped.
+        """Return the positions, ascending, of the first ``stop`` hits; the caller skips the first ``offset``.
 
         Args:
             scores: ``(n,)``, best first; rows of -inf are left out.

@@ -120,7 +120,7 @@ class Catalogue:
         """Return a model; by default the first one.
 
         Raises:
-            Problem: There is none of this name.
+            Problem: No model has this name.
         """
         if name is None and self.models:
             return next(iter(self.models.values()))
@@ -130,7 +130,7 @@ class Catalogue:
         """Return an index.
 
         Raises:
-            Problem: There is none of this name.
+            Problem: No index has this name.
         """
         return _lookup(self.indexes, name, "index")
 
@@ -168,7 +168,7 @@ def name_paths(paths: tuple[str, ...]) -> dict[str, str]:
     """Return paths by name: of ``NAME=PATH``, or else the last part of the path.
 
     Raises:
-        BadValueError: There are none, or two have one name.
+        BadValueError: ``paths`` is empty, or two have one name.
 
     Examples:
         >>> name_paths(("indexes/notes", "e5=intfloat/e5-small"))
@@ -193,7 +193,7 @@ def check_paths(paths: tuple[str, ...]) -> None:
     """Check that indexes open and that models are there; a model of the hub is downloaded.
 
     Raises:
-        BadValueError: There are none, or two have one name.
+        BadValueError: ``paths`` is empty, or two have one name.
         StorageError: A path is neither an index nor a model, or an index cannot be read.
     """
     for path in name_paths(paths).values():

@@ -87,7 +87,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def make_app(config: ServeConfig) -> Any:
-    """Open what is to be served, and make the application."""
+    """Open the models and indexes, and make the application."""
     from irkit.serve.app import create_app
     from irkit.serve.catalogue import Catalogue
 

@@ -121,7 +121,7 @@ def find_model(request: Request, name: str | None, kind: Kind | None = None) -> 
     """Return the model that a request names; by default the first one of ``kind``.
 
     Raises:
-        Problem: There is none.
+        Problem: The server has no such model.
     """
     catalogue: Catalogue = request.app.state.catalogue
     if name is None and kind is not None:
@@ -139,7 +139,7 @@ def check_texts(request: Request, texts: str | list[str], name: str) -> list[str
     """Return the texts of a request in a list.
 
     Raises:
-        Problem: There are none (400), or too many (413).
+        Problem: The list is empty (400), or too long (413).
     """
     items = [texts] if isinstance(texts, str) else texts
     most = request.app.state.catalogue.config.limits.texts
@@ -211,7 +211,7 @@ def find_scorer(request: Request, name: str | None) -> ServedModel:
     """Return the model that scores texts: by default the first cross-encoder, or else the first model.
 
     Raises:
-        Problem: There is none.
+        Problem: The server has no such model.
     """
     catalogue: Catalogue = request.app.state.catalogue
     if name is None:

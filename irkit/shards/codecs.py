@@ -43,7 +43,7 @@ def waiting(index: Any) -> bool:
 
 
 def share_codec(index: Any, many: bool, progress: StageProgress | None) -> None:
-    """Train the codec of an index if many rows wait and there is none yet, and copy it to all shards."""
+    """Train the codec of an index and copy it to all shards, if many rows wait and no codec was trained."""
     kind = index.config.kind
     if not many or any(store.meta["index"].get("shared_codec") for store in index.store.parts):
         return

@@ -4,7 +4,7 @@ A search of `irkit.index.plaid_search` narrows the documents down in steps, and 
 number of them. A shard on its own passes on that number of its own documents, so several shards look at more
 documents than one index. Here kernels compute the scores of a step shard by shard, and then the step cuts
 once, among the documents of all shards. Between the steps documents are global rows in ascending order, so
-that ties and rounding are those of one index, too.
+that ties and rounding are as in one index.
 
 Shards that other processes search are not searched so: every step would have to wait for all of them.
 """
@@ -47,8 +47,8 @@ class Share(NamedTuple):
 class JointArrays:
     """The compressed rows of several shards, with the methods of `PlaidArrays` that `CpuSearch` calls.
 
-    Rows are global ones. What may be hits, ``allowed``, has the rows of the first shard, then those of the
-    second, and so on.
+    Rows are global ones. The filter ``allowed`` has the rows of the first shard, then the rows of the second,
+    and so on.
     """
 
     def __init__(self, shares: Sequence[Share], where: Placement) -> None:

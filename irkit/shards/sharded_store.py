@@ -169,7 +169,7 @@ class ShardedStore(Store):
         self._look()
 
     def ahead(self, part: Store) -> list[int] | None:
-        """Return the rows and the removals of a shard before an interrupted change; None if there is none.
+        """Return the rows and the removals of a shard before an interrupted change; None without one.
 
         Inside an update it is a change before this one.
         """

@@ -78,7 +78,7 @@ def write_report(out: str | Path, baseline: str | None = None) -> list[Cell]:
 
 
 def _collections(runs: Iterable[Trial]) -> list[EvaluationConfig]:
-    """Return the collections that any variant is measured on; those of the same name once."""
+    """Return the collections that any variant is measured on, each name once."""
     by_title: dict[str, EvaluationConfig] = {}
     for variant in {trial.variant: trial for trial in runs}.values():
         for config in parse_collections(variant.recipe.get("evaluation", [])):

@@ -34,7 +34,7 @@ class Example:
     Args:
         query: Text of the query.
         documents: Texts of the documents, the relevant ones first.
-        scores: Score of a teacher, or label, per document; None if there are none.
+        scores: Score of a teacher, or label, per document; None without scores.
         positives: How many of the first documents are known to be relevant.
         ids: Ids of the documents; empty if the texts identify them.
         relevant: Ids of all documents known to be relevant to the query, in this example or elsewhere.
@@ -67,7 +67,7 @@ class Batch(Movable):
             -1 where a query has fewer than ``n`` documents.
         positives: ``(b,)`` int64, how many of the first ``own`` are known to be relevant.
         relevant: ``(b, d)`` bool, which documents of the batch are known to be relevant to a query.
-        targets: ``(b, n)`` float32 scores of the teacher, NaN where ``own`` is -1; None if there are none.
+        targets: ``(b, n)`` float32 scores of the teacher, NaN where ``own`` is -1; None without a teacher.
         texts: Texts of the queries and of the documents, for losses with a guide model; else None.
         keys: ``(d,)`` int64, one number per distinct document, the same in every process.
         names: ``(d,)`` int64, one number per document id.

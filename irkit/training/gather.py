@@ -29,7 +29,7 @@ class Joint:
     Attributes:
         queries: ``b`` queries.
         documents: ``d`` distinct documents.
-        own: ``(b, n)`` int64, rows of ``documents`` that belong to each query; -1 where there is none.
+        own: ``(b, n)`` int64, rows of ``documents`` that belong to each query; -1 at padding.
         positives: ``(b,)`` int64, how many of the first ``own`` are known to be relevant.
         relevant: ``(b, d)`` bool, which documents are known to be relevant to a query.
         targets: ``(b, n)`` float32 scores of a teacher, or None.

@@ -42,7 +42,7 @@ class MaskedLMStep(TextStep):
         super().__init__(model)
 
     def forward(self, batch: MaskedBatch, progress: float = 0.0) -> Tensor:
-        """Return the mean loss over the hidden tokens, 0 if there are none.
+        """Return the mean loss over the hidden tokens; 0 without hidden tokens.
 
         Args:
             batch: A batch on the device of the model.

@@ -92,7 +92,7 @@ class Masking:
         Args:
             tokenizer: Tokenizer of the model.
             config: Rates.
-            is_new: ``(vocabulary,)`` bool, tokens that get ``emphasis``; None: there are none.
+            is_new: ``(vocabulary,)`` bool, tokens that get ``emphasis``; None emphasises none.
             labels: Tokenizer of the labels, if these are not tokens of the model. Each label is then
                 predicted at the first token of the model that it overlaps (EMLM).
             max_length: Texts are cut to this number of tokens; None cuts them where the tokenizer does.

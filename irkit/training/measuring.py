@@ -56,7 +56,7 @@ class Measured(NamedTuple):
 
 
 class Costs:
-    """Count what is stored of documents, and what comparing them with queries takes.
+    """Count the stored numbers of documents, and the operations of comparing them with queries.
 
     * ``query length`` and ``document length``: terms of a sparse vector, token vectors, or 1; the mean.
     * ``floats``: numbers stored per document; of a sparse vector its weights.

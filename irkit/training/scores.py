@@ -17,7 +17,7 @@ class Scores:
             ``mask`` is False.
         mask: ``(b, n)`` bool, where there is a document.
         positives: ``(b,)`` int64, how many of the first documents are known to be relevant.
-        targets: ``(b, n)`` float32 scores of the teacher, 0 where ``mask`` is False; None if there are none.
+        targets: ``(b, n)`` float32 scores of the teacher, 0 where ``mask`` is False; None without a teacher.
         all: ``(b, d)`` float32, scores of every document of the batch (of all processes); None unless a loss
             needs them.
         columns: ``(b, n)`` int64, positions of the own documents in ``all`` and ``documents``; 0 where

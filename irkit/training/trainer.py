@@ -290,7 +290,7 @@ class Trainer(transformers.Trainer):
 
         Args:
             resume_from_checkpoint: Checkpoint to resume from; True for the newest one of ``args.output_dir``,
-                or the start if there is none.
+                or the start if the directory has none.
 
         Raises:
             TrainingError: A loss or a gradient is NaN or infinite.

@@ -1,4 +1,4 @@
-"""A cache for what is computed once from a large file: folders of files that are mapped into memory."""
+"""A cache of results computed once from a large file: folders of files that are mapped into memory."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class AlignmentStep(TextStep):
         self._teacher = (teacher.eval().requires_grad_(False),)  # a tuple hides its weights from the trainer
 
     def forward(self, batch: AlignmentBatch, progress: float = 0.0) -> Tensor:
-        """Return the mean loss over the terms of all texts, 0 if there are none; ``progress`` is not used."""
+        """Return the mean loss over the terms of all texts, 0 without terms; ``progress`` is not used."""
         loss, count = self.loss_sums(batch)["loss"]
         return loss / self.divisor(count)
 

@@ -70,7 +70,7 @@ def first_texts(texts: Source[str], count: int) -> list[str]:
     """Return the first texts that are not blank.
 
     Raises:
-        BadValueError: All texts are blank, or there are none.
+        BadValueError: All texts are blank, or the corpus is empty.
     """
     first = list(islice((text for text in texts if text.strip()), count))
     if not first:

@@ -300,7 +300,7 @@ def check(data: Mixture, needs: Iterable[str] = ()) -> dict[str, int]:
 
     Raises:
         BadValueError: Texts or scores are missing.
-        ConfigError: ``sampling`` needs scores, and there are none.
+        ConfigError: ``sampling`` needs scores, which the examples lack.
     """
     needs, most, scored = set(needs), 0, False
     for dataset in data.datasets:

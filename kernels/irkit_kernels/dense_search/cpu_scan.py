@@ -4,7 +4,7 @@ The ``write_*`` functions generate LLVM IR: what a docstring says is computed, t
 
 The signs of 4 dimensions of a row are 4 bits, the number of a sum in the query's table. One instruction looks
 up 64 sums, for 16 rows and 16 dimensions (Andre et al. 2015, Cache locality is not enough; FAISS calls it
-FastScan). Of a row, 4 sums are added as bytes, and these in 16 bits, even and odd bytes apart.
+FastScan). Four sums of a row are added as bytes, and the results in 16 bits, even and odd bytes apart.
 """
 
 from __future__ import annotations

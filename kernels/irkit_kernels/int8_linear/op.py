@@ -68,7 +68,7 @@ def int8_linear(x: Tensor, packed: Tensor, out_features: int, activation: str = 
         ``(..., n)`` float32.
 
     Raises:
-        RuntimeError: A gradient is asked for; there is none.
+        RuntimeError: An input requires a gradient, which this layer does not compute.
         TypeError: ``x`` is not float32 or ``packed`` not uint8.
         ValueError: The shapes do not fit, the activation is unknown, or a tensor is not on the CPU.
 

@@ -5,7 +5,7 @@ The ``write_*`` functions generate LLVM IR: what a docstring says is computed, t
 A matrix product in bytes finds the candidates, of which float32 products select the best:
 
 * Vectors and centroids are rounded to bytes. 6 vectors are multiplied with a panel of 64 centroids, i.e. 4
-  registers. Of the sums only the maxima are kept: for each vector and each of 16 lanes the highest sum and
+  registers. Only the maxima of the sums are kept: for each vector and each of 16 lanes the highest sum and
   the number of its panel. Each lane then stands for 4 centroids.
 * Every sum has a rounding error. The margin is two standard deviations of the error of a difference of sums.
   All lanes whose sum is within the margin of the highest are candidates; their centroids are compared

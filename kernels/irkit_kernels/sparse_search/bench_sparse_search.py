@@ -59,7 +59,7 @@ class Problem:
         popularity = np.cumsum(rng.permutation(popularity / popularity.sum()))
 
         def draw(*shape: int) -> Array:
-            """Terms, as often as they are popular."""
+            """Draw terms in proportion to their popularity."""
             return np.minimum(np.searchsorted(popularity, rng.random(shape)), DIM - 1)
 
         topics = draw(TOPICS, OF_TOPIC)

@@ -45,7 +45,7 @@ FRAME = Struct(
     keep="u8*",
     rows="i64*",
     scores="float*",
-    # One query as the caller has it: terms of ``term_words`` 32-bit words; 0 means that there is none.
+    # A single query as the caller stores it: terms of ``term_words`` 32-bit words; 0 without such a query.
     given_terms="u8*",
     given_weights="float*",
     given_length="i64",
