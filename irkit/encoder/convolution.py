@@ -37,10 +37,10 @@ class ConvolutionBlock(nn.Module):
             return x
         # all rows one behind the other, with zeros between them that are as long as the reach
         seen = context.seen(embedded)
-        places = context.seen(torch.arange(len(x), device=x.device) + rows.row_ids() * self.gap).values
+        positions = context.seen(torch.arange(len(x), device=x.device) + rows.row_ids() * self.gap).values
         spread = embedded.new_zeros(len(x) + (len(rows) - 1) * self.gap, embedded.shape[1])
-        spread = spread.index_copy(0, places, seen.values)
-        found = self.conv(spread.T[None])[0].T
-        fresh = found[torch.arange(len(x), device=x.device) + rows.row_ids() * self.gap]
+        spread = spread.index_copy(0, positions, seen.values)
+        outputs = self.conv(spread.T[None])[0].T
+        fresh = outputs[torch.arange(len(x), device=x.device) + rows.row_ids() * self.gap]
         normed: Tensor = self.norm(x + ACTIVATIONS[self.settings.activation](self.dropout(fresh)))
         return normed

@@ -69,14 +69,14 @@ def _scalar(graph: Graph, row: str) -> str:
     return str(graph("Cast", graph("Squeeze", row), to=1))
 
 
-def _embed(graph: Graph, encoder: Encoder, ids: str, places: str) -> str:
+def _embed(graph: Graph, encoder: Encoder, ids: str, positions: str) -> str:
     parts, config = encoder.embeddings, encoder.config
     x = graph("Gather", graph.constant(parts.word.weight), ids)
     if config.embedding_scale != 1:
         x = graph("Mul", x, graph.floats(config.embedding_scale))
     if parts.position is not None:
         rows = parts.position.weight[config.position_offset :]
-        x = graph("Add", x, graph("Gather", graph.constant(rows), graph("Cast", places, to=7)))
+        x = graph("Add", x, graph("Gather", graph.constant(rows), graph("Cast", positions, to=7)))
     if parts.token_type is not None:
         x = graph("Add", x, graph.constant(parts.token_type.weight[0]))
     if isinstance(parts.downscale, nn.Linear):
@@ -126,12 +126,14 @@ class _Shared(NamedTuple):
 
 def _positions(graph: Graph, encoder: Encoder, apart: str) -> tuple[Tensor, str] | None:
     settings = encoder.config.disentangled
-    if settings is None or (found := encoder.relative_positions(settings.furthest + 1)) is None:
+    if settings is None or (relative := encoder.relative_positions(settings.furthest + 1)) is None:
         return None
     far = settings.furthest
     near = graph("Clip", graph("Neg", apart), graph.floats(-far), graph.floats(far))
     rows = graph("Cast", graph("Add", near, graph.floats(far)), to=7)
-    return found[0].detach(), graph("Gather", graph.constant(distance_rows(settings, far + 1).numpy()), rows)
+    return relative[0].detach(), graph(
+        "Gather", graph.constant(distance_rows(settings, far + 1).numpy()), rows
+    )
 
 
 def _position_scores(graph: Graph, layer: Any, q: str, k: str, scale: float, shared: _Shared) -> str:
@@ -143,12 +145,12 @@ def _position_scores(graph: Graph, layer: Any, q: str, k: str, scale: float, sha
     # queries and keys of positions, as the layer projects those of tokens or by its own projections
     weights, biases = (torch.split(x, [*layer.widths]) for x in (layer.qkv.weight, layer.qkv.bias))
     scores = []
-    for place, name, used in ((1, "key", apart.to_positions), (0, "query", apart.from_positions)):
+    for part_number, name, used in ((1, "key", apart.to_positions), (0, "query", apart.from_positions)):
         if not used:
             continue
         own = None if apart.shared else getattr(layer, f"position_{name}")
-        found = (weights[place], biases[place]) if own is None else (own.weight, own.bias)
-        heads = torch.unflatten(nn.functional.linear(table, *found), 1, (-1, width)).permute(1, 2, 0)
+        projection = (weights[part_number], biases[part_number]) if own is None else (own.weight, own.bias)
+        heads = torch.unflatten(nn.functional.linear(table, *projection), 1, (-1, width)).permute(1, 2, 0)
         tokens = q if name == "key" else k
         products = graph("MatMul", tokens, graph.constant(heads * scale))
         chosen = rows if name == "key" else graph("Transpose", rows, perm=[1, 0])
@@ -225,10 +227,10 @@ def _attend(
     return graph.reshape(mixed, 0, 0, heads * width)
 
 
-def _angles(graph: Graph, places: str, base: float, width: int, scaling: Any) -> tuple[str, str]:
+def _angles(graph: Graph, positions: str, base: float, width: int, scaling: Any) -> tuple[str, str]:
     """Return cosines and sines ``(1, 1, length, width / 2)``."""
     steps = graph.constant(frequencies(base, width, scaling)[None])
-    angles = graph.reshape(graph("Mul", graph.reshape(places, -1, 1), steps), 1, 1, -1, width // 2)
+    angles = graph.reshape(graph("Mul", graph.reshape(positions, -1, 1), steps), 1, 1, -1, width // 2)
     factor = graph.floats(1.0 if scaling is None else scaling.amplitude)
     return graph("Mul", graph("Cos", angles), factor), graph("Mul", graph("Sin", angles), factor)
 

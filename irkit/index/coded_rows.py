@@ -92,10 +92,10 @@ def add_codes(
             [old.take(rows)["lists"] if rows[0] < start else lists(rows) for rows in row_lists]
         ).astype(np.int32)
         like = codes(row_lists[0][:0], own[:0])
-        segment, places = empty_segment(like, own, np.concatenate(row_lists), n_lists, allocate)
+        segment, targets = empty_segment(like, own, np.concatenate(row_lists), n_lists, allocate)
         for rows in row_lists:
             part = slice(rows[0] - begin, rows[-1] + 1 - begin)
-            put(segment, places[part], old.take(rows) if rows[0] < start else codes(rows, own[part]))
+            put(segment, targets[part], old.take(rows) if rows[0] < start else codes(rows, own[part]))
             for array in segment.values():
                 release(array)
         return segment

@@ -175,31 +175,31 @@ def _parse(where: Any, depth: int) -> Group:
     if depth > _DEEPEST:
         raise BadValueError(f"filter: more than {_DEEPEST} groups inside each other; expected fewer")
     parts: list[Parsed] = []
-    for key, given in where.items():
+    for key, condition in where.items():
         if key.startswith("$"):
-            parts.append(_parse_group(key, given, depth + 1))
+            parts.append(_parse_group(key, condition, depth + 1))
             continue
-        if not isinstance(given, Mapping):
-            given = {"in" if isinstance(given, list | tuple) else "==": given}
-        if not given:
+        if not isinstance(condition, Mapping):
+            condition = {"in" if isinstance(condition, list | tuple) else "==": condition}
+        if not condition:
             raise BadValueError(f"filter: {key!r} has no condition; expected a value, or {{'>=': 2000}}")
-        parts += [_parse_condition(key, sign, operand) for sign, operand in given.items()]
+        parts += [_parse_condition(key, sign, operand) for sign, operand in condition.items()]
     return Group("$and", tuple(parts))
 
 
-def _parse_group(sign: str, given: Any, depth: int) -> Group:
+def _parse_group(sign: str, filters: Any, depth: int) -> Group:
     if sign == "$not":
-        return Group(sign, (_parse(given, depth),))
+        return Group(sign, (_parse(filters, depth),))
     if sign not in ("$and", "$or"):
         raise BadValueError(
             f"filter: {sign!r:.60} combines no filters; {suggest(sign, ('$and', '$or', '$not'))}"
         )
-    if not isinstance(given, list | tuple) or not given:
+    if not isinstance(filters, list | tuple) or not filters:
         raise BadValueError(
-            f"filter: {sign} has {brief(given, 100)}; expected filters in a list, such as "
+            f"filter: {sign} has {brief(filters, 100)}; expected filters in a list, such as "
             f"{{'{sign}': [{{'year': 2000}}, {{'lang': 'de'}}]}}"
         )
-    return Group(sign, tuple(_parse(part, depth) for part in given))
+    return Group(sign, tuple(_parse(part, depth) for part in filters))
 
 
 def _parse_condition(key: str, sign: Any, operand: Any) -> Condition:

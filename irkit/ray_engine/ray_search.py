@@ -190,14 +190,14 @@ class RayIndex(ShardedIndex):
     ) -> list[Hits | None]:
         if self.searched_here:
             return super()._search_parts(queries, k, allowed)
-        found = self._ask(queries, k, allowed)
+        hit_lists = self._ask(queries, k, allowed)
         names = tuple(
-            part.path.name for part, hits in zip(self.store.parts, found, strict=True) if hits is None
+            part.path.name for part, hits in zip(self.store.parts, hit_lists, strict=True) if hits is None
         )
         own = self._thread
         own.missing = names
         if own.answers is not None:
-            own.answers.asked += len(found)
+            own.answers.asked += len(hit_lists)
             own.answers.missing |= set(names)
         if names:
             problem = f"searching {self.store.path}: no answer of {', '.join(names)} in {self._timeout:g} s"
@@ -205,7 +205,7 @@ class RayIndex(ShardedIndex):
                 raise StorageError(f"{problem}; search again, or ask for partial results")
             if own.answers is None:
                 warnings.warn(f"{problem}; hits are missing", PartialResultWarning, stacklevel=6)
-        return found
+        return hit_lists
 
     def _ask(self, queries: Representation, k: int, allowed: list[Array | None]) -> list[Hits | None]:
         """Ask one replica of every actor at once, and wait for all; None for shards without an answer."""

@@ -139,10 +139,10 @@ class ServedModel:
                 ({key: [values[i] for i in step] for key, values in rows.items()}, int(lengths[step].sum()))
                 for step in steps
             ]
-            found = await self.batcher.submit("pairs", parts)
+            scored = await self.batcher.submit("pairs", parts)
             TOKENS.labels(self.name).inc(total)
             scores = torch.empty(len(texts))
-            scores[torch.cat(steps)] = torch.cat(found)
+            scores[torch.cat(steps)] = torch.cat(scored)
             return scores.tolist(), total
         queries, documents = await asyncio.gather(
             self.represent([query], "query", cut=cut), self.represent(texts, "document", cut=cut)

@@ -250,7 +250,7 @@ class _Snapshots:
     def __init__(self, store: ShardedStore, view: tuple[State, ...]) -> None:
         self._view = view
         stores = zip((store, *store.parts), view, strict=True)
-        self._snapshots: list[Snapshot] = [Store.snapshot(each, state) for each, state in stores]
+        self._snapshots: list[Snapshot] = [Store.snapshot(member, state) for member, state in stores]
 
     def __enter__(self) -> Any:
         first, *_ = [snapshot.__enter__() for snapshot in self._snapshots]

@@ -202,15 +202,15 @@ def _measure_group(
             first += len(chunk)
         hits = [search.hits() for search in searches]
     # ids are read a third time rather than kept for all documents
-    wanted = {row for part in hits for row in part.rows.ravel().tolist()}
-    found = {row: document.id for row, document in enumerate(documents()) if row in wanted}
+    rows_of_hits = {row for part in hits for row in part.rows.ravel().tolist()}
+    ids_by_row = {row: document.id for row, document in enumerate(documents()) if row in rows_of_hits}
     results: dict[str, dict[str, Measured]] = {collection.config.title: {} for collection in group}
     for search, part in zip(searches, hits, strict=True):
         costs = search.costs.means() | search.other_costs
         if (second := search.collection.config.second_pass) is not None:
             part, products = score_again(search.collection, part, second, documents())
             costs["FLOPS"] += products / search.collection.pairs
-        evaluation = _evaluate(search.collection, part, found)
+        evaluation = _evaluate(search.collection, part, ids_by_row)
         measured = Measured(evaluation, costs)
         results[search.collection.config.title][search.part] = measured
     return results

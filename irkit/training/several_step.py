@@ -148,10 +148,12 @@ class SeveralStep(TrainStep):
         scores = {name: step.seen for name, step in self.heads.items()}
         first, share = next(iter(scores.values()))
         weights = {name: distillation.weights.get(name, 1.0) for name in scores}
-        own = sum(weights[name] * each.own for name, (each, _) in scores.items())
+        own = sum(weights[name] * head_scores.own for name, (head_scores, _) in scores.items())
         matrix = None
         if first.all is not None:
-            matrix = sum(weights[name] * cast(Tensor, each.all) for name, (each, _) in scores.items())
+            matrix = sum(
+                weights[name] * cast(Tensor, head_scores.all) for name, (head_scores, _) in scores.items()
+            )
         summed = replace(
             first, own=cast(Tensor, own), all=cast("Tensor | None", matrix), queries=None, documents=None
         )
@@ -163,8 +165,8 @@ class SeveralStep(TrainStep):
             self._note(f"sum_{loss.kind}", value)
             total = total + loss.weight * value
         target = _logits(summed, distillation.temperature).softmax(1).detach()
-        for name, (each, _) in scores.items():
-            logs = _logits(each, distillation.temperature).log_softmax(1)
+        for name, (head_scores, _) in scores.items():
+            logs = _logits(head_scores, distillation.temperature).log_softmax(1)
             value = share * -(target * logs).sum(1).mean()
             self._note(f"{name}_self_distillation", value)
             total = total + distillation.weight * self.factors[name] * value
