@@ -56,13 +56,13 @@ def _convolve(graph: Graph, block: ConvolutionBlock, embedded: str, x: str, mask
     seen = graph("Unsqueeze", graph("Cast", mask, to=1), graph.ints(2))
     inputs = graph("Transpose", graph("Mul", embedded, seen), perm=[0, 2, 1])
     weights = graph.constant(block.conv.weight), graph.constant(block.conv.bias)
-    settings = {
+    settings: dict[str, Any] = {
         "group": block.settings.groups,
         "pads": [block.gap] * 2,
         "kernel_shape": [block.settings.kernel],
     }
-    found = graph("Transpose", graph("Conv", inputs, *weights, **settings), perm=[0, 2, 1])
-    return add_norm(graph, block.norm, graph("Add", x, activate(graph, block.settings.activation, found)))
+    convolved = graph("Transpose", graph("Conv", inputs, *weights, **settings), perm=[0, 2, 1])
+    return add_norm(graph, block.norm, graph("Add", x, activate(graph, block.settings.activation, convolved)))
 
 
 def _scalar(graph: Graph, row: str) -> str:

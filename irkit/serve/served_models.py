@@ -213,7 +213,7 @@ class ServedModel:
             scores = torch.from_numpy(self.model.score_tokens(rows))
         except (IrkitError, RuntimeError) as error:
             raise Problem(424, f"model {self.name} failed: {error}") from error
-        return scores.split([len(job["input_ids"]) for job in jobs])
+        return torch.split(scores, [len(job["input_ids"]) for job in jobs])
 
 
 def _encode(key: Hashable, parts: list[Ragged]) -> Sequence[Representation]:

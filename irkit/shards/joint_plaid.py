@@ -144,7 +144,8 @@ def search_jointly(index: Any, queries: Representation, k: int, masks: Sequence[
             live = np.ones(len(rows), bool) if keep is None else keep[: len(rows)]
             shares.append(Share(number, arrays, rows, live))
     pairs = zip(index.parts, masks, strict=True)
-    k = min(k, sum(np.count_nonzero(part.live if mask is None else part.live & mask) for part, mask in pairs))
+    live_counts = [np.count_nonzero(part.live if mask is None else part.live & mask) for part, mask in pairs]
+    k = min(k, int(sum(live_counts)))
     if not shares or not k:
         return None
     # one search over all of them, with the budget of one index
