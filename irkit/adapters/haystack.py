@@ -133,7 +133,7 @@ class IrkitDocumentStore:
         return [_to_document(hit) for hit in hits]
 
     def _condition(self, filters: Filters | None) -> dict[str, Any]:
-        """Return Haystack's filters as a filter of irkit that can be met."""
+        """Return Haystack's filters as a filter of irkit, after a check of its keys and types."""
         condition = _translate(filters) if filters else {}
         try:
             self.retriever.documents.filter(condition)

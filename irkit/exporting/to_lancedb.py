@@ -54,7 +54,7 @@ def _write(contents: Contents, path: Path) -> None:
 
 
 def _schema(arrow: Any, contents: Contents, struct: dict[str, bool]) -> Any:
-    """Return the columns, with what a search must know as metadata of the table."""
+    """Return the columns; the metadata of the table holds what `irkit.remote.LanceDB` needs to search."""
     texts, lists = arrow.string(), arrow.list_(arrow.string())
     fields = [("row", arrow.int64()), ("_id", texts), ("title", texts), ("text", texts), ("json", texts)]
     fields.append((MARKS, lists))

@@ -47,8 +47,8 @@ _SPARE = 1.2  # times as many hits as a filter should leave are fetched where th
 class Faiss(StoredRows):
     """A FAISS structure over the first rows; the rows added since are scanned until ``finish``.
 
-    Every score is an exact inner product, and every search returns ``min(k, documents)`` hits: a scan finds
-    what the structure misses, and everything under a filter that leaves little.
+    Every score is an exact inner product, and every search returns ``min(k, documents)`` hits: a scan adds
+    the hits that the structure misses. If a filter leaves few documents, the scan finds all hits.
     """
 
     config: FaissConfig

@@ -173,10 +173,10 @@ class Flat(StoredRows):
 
 
 class FlatInt8(Flat):
-    """Stores 8 bits per dimension, and a scale per vector or token, and scores what they stand for.
+    """Stores 8 bits per dimension and a scale per vector or token, and scores the decoded numbers.
 
-    A scan with queries in 8 bits chooses documents. These are then scored by float32 queries and what is
-    stored, which takes a quarter of the bytes of `Flat`. Searches of tokens are several times as fast.
+    A scan with queries in 8 bits chooses documents. Float32 queries then score these documents. The index has
+    a quarter of the bytes of `Flat`. Searches of tokens are several times as fast.
     """
 
     def _encode(self, representation: Representation) -> dict[str, Array]:

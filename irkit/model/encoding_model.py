@@ -49,14 +49,14 @@ class EncodingModel(ModelParts):
     def encode_query(self, texts: str | Iterable[str], **options: Unpack[EncodeOptions]) -> Embeddings:
         """Encode queries, with the prompt named ``"query"`` unless the options give another.
 
-        Arguments and results are those of `encode`.
+        For arguments and results see `encode`.
         """
         return self._encode(texts, "query", options)
 
     def encode_document(self, texts: str | Iterable[str], **options: Unpack[EncodeOptions]) -> Embeddings:
         """Encode documents, with the prompt named ``"document"`` unless the options give another.
 
-        Arguments and results are those of `encode`.
+        For arguments and results see `encode`.
         """
         return self._encode(texts, "document", options)
 

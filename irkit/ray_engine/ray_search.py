@@ -251,7 +251,7 @@ class RayIndex(ShardedIndex):
 
 
 class _Question:
-    """A search as the bytes that actors get; what all get alike is pickled once."""
+    """A search as the bytes that actors get; the part that is equal for all actors is pickled once."""
 
     def __init__(
         self, ray: Any, index: RayIndex, queries: Representation, k: int, allowed: Sequence[Array | None]
@@ -316,7 +316,7 @@ class ShardSearcher:
 
 
 class _Part:
-    """A shard that an actor searches, in its last states."""
+    """A shard that an actor searches, in its latest states."""
 
     def __init__(self, path: str) -> None:
         self.store = Store.open(path, verify=False)

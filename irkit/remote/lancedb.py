@@ -94,7 +94,7 @@ class LanceDB(RemoteRetriever):
         return sql_filter(where, types) if where.parts else None
 
     def fetch(self, ids: Sequence[str]) -> list[Document]:
-        """Return those documents of some ids that the engine has, in any order."""
+        """Return the documents with these ids, in any order; unknown ids are left out."""
         documents = []
         for start in range(0, len(ids), _TOGETHER):
             where = self._where(ids[start : start + _TOGETHER])

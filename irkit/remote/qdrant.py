@@ -66,7 +66,7 @@ class Qdrant(RemoteRetriever):
         return whole_filter(where, self._engine.models)
 
     def fetch(self, ids: Sequence[str]) -> list[Document]:
-        """Return those documents of some ids that the engine has, in any order."""
+        """Return the documents with these ids, in any order; unknown ids are left out."""
         documents = []
         for start in range(0, len(ids), _TOGETHER):
             models = self._engine.models

@@ -83,7 +83,7 @@ class OtherRetriever(Searcher):
 
     @abstractmethod
     def fetch(self, ids: Sequence[str]) -> list[Document]:
-        """Return those documents of some ids that there are, in any order."""
+        """Return the documents with these ids, in any order; unknown ids are left out."""
 
     @abstractmethod
     def __len__(self) -> int:

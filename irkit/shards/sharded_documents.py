@@ -37,7 +37,7 @@ class ShardedDocuments(Documents):
         self.routes: list[Array] = []
 
     def __len__(self) -> int:
-        """Global rows ever given, removed ones included."""
+        """Number of global rows ever assigned, removed ones included."""
         announced = int(self.store.meta.get("documents", 0))
         return announced if self.store.building else max(announced, row_count(self.store))
 
@@ -67,7 +67,8 @@ class ShardedDocuments(Documents):
     def find(self, ids: Sequence[str]) -> Array:
         """Return the global rows ``(n,)`` of documents by id; -1 for an id that is unknown or removed.
 
-        Inside an update, an id that an interrupted change has removed has its row: it is removed again.
+        Inside an update, also return the row of an id that an interrupted change has removed, so that the
+        change can be repeated.
         """
         return self._find(ids, self.store.updating)
 

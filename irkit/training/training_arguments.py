@@ -193,7 +193,7 @@ def _check_rates(rates: Mapping[str, float], source: str) -> None:
 
 
 def _try(arguments: TrainingArguments) -> None:
-    """Make the optimizer and the schedule of one weight, so that bad settings fail early."""
+    """Make the optimizer and the schedule for a single weight, so that bad settings fail early."""
     options: Any = arguments.lr_scheduler_kwargs
     kind, settings = transformers.Trainer.get_optimizer_cls_and_kwargs(arguments)
     optimizer = kind([torch.nn.Parameter(torch.zeros(1))], **settings)

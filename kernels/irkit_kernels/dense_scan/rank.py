@@ -50,7 +50,7 @@ def ranking(values: Array, queries: Array, chosen: Array, rows: Array, scores: A
     """Return a function without arguments that does what `best_of` does, on arrays that the caller refills.
 
     Args:
-        values: As in `best_of`, and so are the next ones.
+        values: As in `best_of`, also for the shapes of the others.
         queries: Read at each call.
         chosen: Read at each call.
         rows: ``(n_q, k)`` int64, written at each call.

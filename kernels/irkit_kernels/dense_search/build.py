@@ -57,7 +57,7 @@ def _nearest_floats(vectors: Array, centroids: Array, halves: Array) -> Array:
 
 
 def _nearest_bytes(vectors: Array, centroids: Array, halves: Array) -> Array:
-    """Add dimensions for the halves: a number as large as others of a vector, and what makes the product."""
+    """Append dimensions whose product adds the halves, with numbers of the size of a vector's."""
     size = max(float(np.abs(vectors).max(1).mean()), _TINY)
     more = ((halves - halves.mean()) / (_SPARE * size)).astype(np.float32)
     wide_vectors = np.concatenate([vectors, np.full((len(vectors), _SPARE), size, np.float32)], 1)

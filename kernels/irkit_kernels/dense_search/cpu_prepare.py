@@ -163,7 +163,7 @@ def _fill_table(plan: Plan) -> Function:
 
 
 def look_up(x: Function, plan: Plan, table: Value, indices: Value, scratch: Array) -> Value:
-    """Look up 64 bytes, of which each 16 have their own 16 bytes of the table.
+    """Look up 64 bytes: each group of 16 reads its own 16 bytes of the table.
 
     Args:
         x: The function.

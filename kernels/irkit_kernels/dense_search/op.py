@@ -56,7 +56,7 @@ class Effort(NamedTuple):
 
 
 def effort_of(probes: int, k: int) -> Effort:
-    """Return an effort that loses next to nothing of what ``probes`` lists have."""
+    """Return an effort that ranks enough rows of ``probes`` lists to lose almost none of their hits."""
     return Effort(probes, 30 + 2 * k, 5 + k + k // 2)
 
 

@@ -141,7 +141,7 @@ def _add_scores() -> Function:
 
 
 def _choose_hits() -> Function:
-    """Find the k best: a score that hardly more documents reach, and the order of these."""
+    """Find a score that k documents reach, and few more; sort these documents, and return the first k."""
     x = Function("choose_hits", f=FRAME, zeros="i1")
     f, zeros = x.parameters
     most = f.k + (f.k >> 2) + 4

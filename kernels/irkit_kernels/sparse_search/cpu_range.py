@@ -4,8 +4,8 @@ The ``write_*`` functions generate LLVM IR: what a docstring says is computed, t
 
 `cpu_exact` says how this belongs to a search. A possible hit is a document with a sum of at least theta less
 what the unread lists can add. The possible hits are counted now and then; as soon as it costs less to score
-them than to read on, they become the candidates. Those that an unread vector rules out are left out
-(`write_refine_candidates`), and the others are scored (`cpu_score.write_score_candidates`).
+them than to read on, they become the candidates. Unread vectors rule some candidates out
+(`write_refine_candidates`); the others are scored (`cpu_score.write_score_candidates`).
 """
 
 from __future__ import annotations
