@@ -48,7 +48,7 @@ def nearest_codes(values: Array, centroids: Array, device: torch.device) -> Arra
     """Return the centroid with the largest inner product for each value: ``(n,)`` int32."""
     if device.type == "cpu":
         return assign(values, centroids)
-    nearest: Array = tensor_assign(*(_moved(x, device) for x in (values, centroids))).int().cpu().numpy()
+    nearest: Array = tensor_assign(*(_to_device(x, device) for x in (values, centroids))).int().cpu().numpy()
     return nearest
 
 
@@ -73,7 +73,7 @@ def train_centroids(
         ``(count, dim)`` float16 of that length (or 0, where all values are 0).
     """
     if device.type != "cpu":
-        centroids: Array = _tensor_centroids(_moved(values, device), count, seed).cpu().numpy()
+        centroids: Array = _tensor_centroids(_to_device(values, device), count, seed).cpu().numpy()
         return (length * centroids).astype(np.float16)
     faiss: Any = import_faiss()  # a second, where it is not needed
 
@@ -121,7 +121,7 @@ def _tensor_centroids(values: Tensor, count: int, seed: int) -> Tensor:
     Values are sorted before they are added up, so that sums do not depend on the order in which a GPU adds.
     """
     first = np.sort(np.random.default_rng(seed).choice(len(values), count, replace=False))
-    centroids = _normalised(values[_moved(first, values.device)])
+    centroids = _normalised(values[_to_device(first, values.device)])
     apart = 1 + _SPLIT * (-1) ** torch.arange(values.shape[1], device=values.device)
     for _ in range(_ROUNDS):
         codes = tensor_assign(values, centroids)
@@ -148,7 +148,7 @@ def _normalised(values: Tensor) -> Tensor:
     return values.div(lengths.where(lengths > 0, 1))
 
 
-def _moved(array: Array, device: torch.device) -> Tensor:
+def _to_device(array: Array, device: torch.device) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(array)).to(device)
 
 
@@ -175,7 +175,7 @@ def fit_tokens(
         The tokens, the means ``(n, dim)`` int8, and the factors of the means ``(n,)`` float32.
     """
     if device.type != "cpu":
-        parts = _tensor_fit(*(_moved(x, device) for x in (values, lengths, centroids, codes, codebook)))
+        parts = _tensor_fit(*(_to_device(x, device) for x in (values, lengths, centroids, codes, codebook)))
         coefficients, packed, of_means, factors = (part.cpu().numpy() for part in parts)
         return Tokens(codes, coefficients, packed), of_means, factors
     means, scales = _means(values - centroids[codes], lengths)

@@ -28,7 +28,7 @@ class WindowedIndex(Index):
     """Documents in windows, with the interface of `Index`; its rows are documents.
 
     The windows are rows of an index of any kind. A search ranks ``2 k`` windows, and then four times as many
-    again and again, until the best ``k`` documents are known, see `_fold`. So it finds what a scan of
+    again and again, until the best ``k`` documents are known, see `_rank_documents`. So it finds what a scan of
     all windows finds, if the index of the windows is exact.
 
     Attributes:
@@ -145,7 +145,9 @@ class WindowedIndex(Index):
                 hits = self.inner.search(queries[part], depth, allowed)
                 for query, windows, scores in zip(part.tolist(), hits.rows, hits.scores, strict=True):
                     ended = depth == most or windows[-1] < 0
-                    rows, values, known = self._fold(queries[query : query + 1], windows, scores, ended)
+                    rows, values, known = self._rank_documents(
+                        queries[query : query + 1], windows, scores, ended
+                    )
                     if known < k and not ended:
                         few.append(query)
                         continue
@@ -154,7 +156,7 @@ class WindowedIndex(Index):
             left, depth = np.array(few, np.int64), min(_DEEPER * depth, most)
         return result
 
-    def _fold(
+    def _rank_documents(
         self, query: Representation, windows: Array, scores: Array, ended: bool
     ) -> tuple[Array, Array, int]:
         """Return documents of the best windows, best first, their scores, and how many are surely the best.

@@ -47,11 +47,11 @@ def local_directory(name_or_path: str | Path) -> Path:
         StorageError: Neither a directory nor a repository has the name, or the download failed.
         ConfigError: The adapter there cannot be merged.
     """
-    return merged_model(_found(name_or_path), _found)
+    return merged_model(_model_directory(name_or_path), _model_directory)
 
 
-def _found(name_or_path: str | Path) -> Path:
-    """Return the directory as it is, see `local_directory`."""
+def _model_directory(name_or_path: str | Path) -> Path:
+    """Return the directory of a model, without merging an adapter; see `local_directory`."""
     path, whole = Path(name_or_path), str(name_or_path)
     with explained(f"loading {whole:.200}"):  # too long a name, for one
         if path.is_dir():
