@@ -28,8 +28,8 @@ class WindowedIndex(Index):
     """Documents in windows, with the interface of `Index`; its rows are documents.
 
     The windows are rows of an index of any kind. A search ranks ``2 k`` windows, and then four times as many
-    again and again, until the best ``k`` documents are known, see `_rank_documents`. So it finds what a scan of
-    all windows finds, if the index of the windows is exact.
+    again and again, until the best ``k`` documents are known, see `_rank_documents`. If the index of the
+    windows is exact, the search finds what a scan of all windows finds.
 
     Attributes:
         inner: The index of the windows.
