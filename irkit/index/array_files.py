@@ -37,7 +37,7 @@ _Count = Annotated[int, Field(strict=True, ge=0, le=_MOST)]
 
 
 def corrupt(what: object, problem: str) -> CorruptError:
-    """Return the error of an index, or of ``"file PATH"`` of one, whose content is not what irkit wrote."""
+    """Return the error of an index, or of ``"file PATH"`` in it, whose content irkit did not write."""
     return CorruptError(f"index {what}: {problem}; {_REMEDY}")
 
 
@@ -154,7 +154,7 @@ def read_manifest(data: bytes, path: Path) -> Manifest:
 
 
 def _manifest(body: Mapping[str, Any], path: Path) -> Manifest:
-    """Return the manifest that JSON values stand for, if they have the right types."""
+    """Make a manifest from JSON values, after a check of their types."""
     try:
         manifest = _MANIFEST.validate_python({name: body[name] for name in ("arrays", "meta", "generation")})
     except (KeyError, ValidationError) as error:
@@ -231,7 +231,7 @@ def _pages(array: Array) -> _Pages | None:
 
 
 def lengthen(before: Array, new: Array) -> Array:
-    """Return an array with ``new`` at its end; there is room after it, so that most calls copy only ``new``.
+    """Return an array with ``new`` appended; spare room at its end lets most calls copy only ``new``.
 
     Args:
         before: Empty, or what this function has returned. Its content stays as it is.
@@ -289,7 +289,7 @@ _SHARED = ("removed.bin", "removed_documents.bin")  # by all parts and the docum
 
 
 def part_name(part: str, name: str) -> str:
-    """Return the name that an array of one of several indexes has in their store.
+    """Return the name in the store of an array of one part of an index with several.
 
     Examples:
         >>> part_name("dense", "values.bin"), part_name("dense", "removed.bin")

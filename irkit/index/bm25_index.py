@@ -43,8 +43,9 @@ class Statistics(NamedTuple):
 def begin(store: Store, k1: float, b: float) -> None:
     """Make the empty index of a store one of BM25, inside ``update``; nothing happens if it is one already.
 
-    Documents that are added to it are counts of terms, over a vocabulary that may grow. Documents that it
-    returns are weights, see `saturate`. The other half of BM25, how rare a term is, belongs to the queries.
+    Documents that are added to it are counts of terms, over a vocabulary that may grow. Documents that the
+    index returns have weights, see `saturate`. The other half of BM25, how rare a term is, belongs to the
+    queries.
     """
     store.meta["index"].setdefault("bm25", {"k1": k1, "b": b, "mean": None, "counted": _NONE})
 

@@ -1,4 +1,4 @@
-"""What a plaid index is made of: centroids of tokens, codes of tokens, and lists of documents by centroid."""
+"""The parts of a plaid index: centroids of tokens, codes of tokens, and lists of documents by centroid."""
 
 from __future__ import annotations
 

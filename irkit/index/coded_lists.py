@@ -1,6 +1,6 @@
 """Search of vectors by lists around centroids, and by codes of one or more bits per dimension.
 
-The vectors are those that a kind of index stores, or makes of what it stores. Over ranges of rows lie
+A kind of index stores these vectors, or computes them from its rows. Over ranges of rows lie
 *segments*, whose lists and codes the kernel ``dense_search`` makes and searches. All segments share the
 centroids, which a k-means over a sample trains. Each segment follows the one before; small segments at the
 end are merged with what is added, so a row is coded a logarithmic number of times. Rows after the last
@@ -138,11 +138,11 @@ class CodedLists(StoredRows):
         raise NotImplementedError
 
     def _width(self, dim: int) -> int:
-        """Return the dimensions of the vectors that stand for documents of ``dim``."""
+        """Return the dimensions of the coded vectors of documents of ``dim``."""
         return dim
 
     def _reader(self) -> Callable[[Array], Array]:
-        """Return what returns the vectors ``(n, width)`` float32 of rows, ascending."""
+        """Return a function of ascending rows that returns their vectors ``(n, width)`` float32."""
         raise NotImplementedError
 
     def _query_vectors(self, queries: Representation) -> Array:

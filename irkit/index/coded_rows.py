@@ -61,10 +61,10 @@ def add_codes(
     lists: Callable[[Array], Array],
     codes: Callable[[Array, Array], Codes],
 ) -> None:
-    """Put rows after the last segment into a segment, with what is in small segments before them.
+    """Put the rows after the last segment into a new segment, with the small segments before them.
 
-    Rows that are in segments already keep their codes. Memory is bounded: codes are made, or copied, block by
-    block, and written to their places in the file.
+    Rows of segments keep their codes. Memory is bounded: codes are made, or copied, block by block, and
+    written to their positions in the file.
 
     Args:
         store: Store of the index, inside ``update()``.

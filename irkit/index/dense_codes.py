@@ -63,7 +63,7 @@ class DenseCodes(DenseLists):
         return {}
 
     def _reader(self) -> Callable[[Array], Array]:
-        """Return what returns rows, in any order; it decodes with the codes and centroids of now."""
+        """Return a function that decodes rows, in any order, with the present codes and centroids."""
         covered, waiting, dim = self._covered, self.store.rows("values.bin"), self.dim
         if waiting != len(self) - covered:
             raise corrupt(self.store.path, f"{waiting} vectors wait, expected {len(self) - covered}")

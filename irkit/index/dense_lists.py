@@ -70,7 +70,7 @@ class DenseLists(CodedLists):
         return ["values", "scales"] if self.config.keep == "int8" else ["values"]
 
     def _reader(self) -> Callable[[Array], Array]:
-        """Return what returns rows, ascending, as float32; their file does not stay in memory."""
+        """Return a function that reads ascending rows as float32; their file does not stay in memory."""
 
         def read(rows: Array) -> Array:
             arrays = {name: self.store.take(f"{name}.bin", rows) for name in self._row_arrays()}
@@ -101,7 +101,7 @@ class DenseLists(CodedLists):
         return super().search(queries, k, allowed) if alone is None else alone
 
     def _single(self, k: int) -> Single | None:
-        """Return what searches ``k`` hits of one query in this thread, if lists alone have all of them."""
+        """Return a function that finds ``k`` hits of one query in this thread, if all rows are in lists."""
         self._check_same()
         n = self._covered
         if self.store.rows("removed.bin") or n < len(self) or k < 1 or self._few(n, k):

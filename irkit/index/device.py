@@ -1,4 +1,4 @@
-"""Choose where an index computes: on a GPU that torch can use, if that is allowed and its memory suffices."""
+"""Choose the device of an index: a GPU of torch, if the settings allow it and its memory suffices."""
 
 from __future__ import annotations
 

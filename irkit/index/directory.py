@@ -23,7 +23,7 @@ RECIPE = "recipe.yaml"  # written by the command line
 
 
 def lock_index(directory: Path) -> FileLock:
-    """Return the right to write to the directory of an index.
+    """Take the lock of the directory of an index, which is the right to write to it.
 
     Raises:
         LockedError: Somebody else holds it.

@@ -282,7 +282,7 @@ class Documents:
             raise corrupt(self.store.path, f"its {what} cannot be read ({error!r:.100})") from error
 
     def _upgrade(self) -> None:
-        """Store the metadata of an index of before in columns, instead of lines of JSON."""
+        """Store the metadata of an older index in columns, instead of lines of JSON."""
         if not has_old_metadata(self.store):
             return
         for arrays in encode_old_metadata(self.store):

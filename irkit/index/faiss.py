@@ -117,7 +117,7 @@ class Faiss(StoredRows):
         return super().search(queries, k, allowed) if alone is None else alone
 
     def _single(self, k: int) -> Single | None:
-        """Return what searches ``k`` hits of one query in this thread, if the structure alone has them."""
+        """Return a function that finds ``k`` hits of one query in this thread, if the structure suffices."""
         self._check_same()
         covered = self._count("covered")
         if k < 1 or covered < len(self) or self.store.rows("removed.bin") or self._few(covered, k):
@@ -354,7 +354,7 @@ def _write(structure: Any, path: Path) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """Return FAISS's message without the place in its source."""
+    """Return FAISS's message without the location in its source."""
     return re.sub(r"^Error in .*? at \S+:\d+: (Error: )?", "", str(error), flags=re.DOTALL).strip()
 
 

@@ -249,7 +249,7 @@ class Fields:
         return stored
 
     def _encode_old(self) -> dict[str, Array]:
-        """Return the arrays of an index of before, whose metadata is JSON."""
+        """Return the arrays of an older index, whose metadata is JSON."""
         parts = list(encode_old_metadata(self.store))
         return {
             name: np.concatenate([empty, *(part[name] for part in parts)])
@@ -297,7 +297,7 @@ class Fields:
 
 
 def _distinct(numbers: Array, count: int) -> Array:
-    """Return the different ones of ``numbers`` below ``count``, in order."""
+    """Return the distinct ``numbers`` below ``count``, in order."""
     if count > 8 * len(numbers):
         return np.unique(numbers)
     present = np.zeros(count, np.bool_)

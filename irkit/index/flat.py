@@ -99,7 +99,7 @@ class Flat(StoredRows):
 
     @property
     def _share(self) -> int:
-        """Return how many rows a scan scores in the time in which one is scored that codes have left."""
+        """Return how many rows a full scan scores in the time of one row that the codes leave."""
         return self.store.limits.flat_share if self.config.dtype == "float32" else _CONVERTED
 
     def _search(self, queries: Representation, k: int, keep: Array | None) -> Hits:

@@ -56,7 +56,7 @@ def sort_hashes(store: Store) -> None:
 
 
 def _sort_new(store: Store, before: list[Run]) -> list[Run]:
-    """Return sorted runs of the rows that are not in the table; long runs of before stay as they are."""
+    """Return sorted runs of the rows that are not in the table; long earlier runs are kept."""
     start = store.rows(_SORTED) + sum(len(hashes) for hashes, _ in before)
     new = store.read(_HASHES)[start:] if store.rows(_HASHES) else np.empty(0, np.uint64)
     runs = [*before, _sorted(new, np.arange(start, start + len(new)))] if len(new) else before

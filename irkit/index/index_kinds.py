@@ -177,7 +177,7 @@ def muvera_arrays(entries: Entries, about: Mapping[str, Any], config: MuveraConf
 
 
 def plaid_arrays(entries: Entries, about: Mapping[str, Any], config: Any) -> Iterator[Expected]:
-    """Yield what stands for compressed tokens, the tokens that are stored as they are, and the lists."""
+    """Yield the arrays of compressed tokens, of uncompressed tokens, and of the lists."""
     dim, tokens = about["dim"], count_rows(entries, "codes.bin")
     residuals, means = entries.get("residuals.bin"), count_rows(entries, "means.bin")
     yield "lengths.bin", "<i8", (), about["rows"]

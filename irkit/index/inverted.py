@@ -66,7 +66,7 @@ _hits: Callable[[tuple[Array, Array]], Hits] = partial(tuple.__new__, Hits)  # s
 
 
 class Opened(NamedTuple):
-    """The searcher of rows ``start`` to ``stop``, and the file of their segment; None is one in memory."""
+    """The searcher of rows ``start`` to ``stop``, and the file of their segment; None for lists in memory."""
 
     start: int
     stop: int
@@ -250,7 +250,7 @@ class Inverted(StoredRows):
         return super().search(queries, k, allowed)
 
     def _prepare(self, own: threading.local, k: int) -> tuple[int, Single]:
-        """Return the dimensions of single queries, and what searches ``k`` hits for them in this thread."""
+        """Return the dimensions of a query, and a function that finds its ``k`` hits in this thread."""
         searcher, dim, n = self.store.derived("plain", self._plain)
         find = searcher.single(k, self._effort(None)) if searcher and 0 < k <= n else _NOTHING[3]
         own.last = k, self.config, dim, find

@@ -102,7 +102,7 @@ def _check_several(
     config: SeveralConfig,
     need: Callable[[object, str], None],
 ) -> None:
-    """Check the parts of an index of several, and the arrays that they have in common."""
+    """Check the parts of an index with several representations, and the arrays that they share."""
     parts = about.get("parts")
     is_valid = isinstance(parts, dict) and all(isinstance(part, dict) for part in parts.values())
     parts = parts if isinstance(parts, dict) else {}

@@ -53,7 +53,7 @@ def create_index(
     *,
     windows: WindowsConfig | None = None,
 ) -> Index:
-    """Return an empty index in a store that is being built, or the one that a resumed build has begun.
+    """Return an empty index in a store that is being built; for a resumed build, the index begun earlier.
 
     Args:
         store: From `Store.build`.

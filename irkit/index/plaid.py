@@ -136,7 +136,7 @@ class Plaid(StoredRows):
         return int(self._ends()[self.covered - 1]) if self.covered else 0
 
     def _first_stored(self) -> int:
-        """Return the position of the first token that is stored as it is, as are all after it."""
+        """Return the position of the first uncompressed token; all tokens after it are uncompressed, too."""
         return self._total() - self.store.rows("values.bin")
 
     def _centroids(self) -> Array:
@@ -231,7 +231,7 @@ class Plaid(StoredRows):
         return MultiVector(Ragged(torch.from_numpy(values), torch.from_numpy(lengths)))
 
     def _tokens(self, at: Array | slice) -> Tokens:
-        """Return the compressed tokens at some places."""
+        """Return the compressed tokens at some positions."""
         return select_tokens(Tokens(*map(self.store.read, _COMPRESSED[:3])), at)
 
     # ---- building ----

@@ -106,7 +106,7 @@ class PlaidArrays:
         return kernel.used_centroids(len(self.centroids), self.tokens.codes, self.offsets, rows)
 
     def exact(self, query: Array, table: kernel.QueryTable, rows: Array, used: Array | None = None) -> Array:
-        """Return the scores of ``rows (n,)`` in float32, without means; ``used`` is theirs, or of more."""
+        """Return float32 scores of ``rows (n,)``, without means; ``used`` marks at least their centroids."""
         documents = self.tokens, self.offsets, self.codebook, rows
         return kernel.exact_maxsim(query, table, self.centroids, *documents, used)
 
@@ -375,7 +375,7 @@ class TensorSearch:
 
 
 def select_tokens(tokens: Tokens, at: Array | slice) -> Tokens:
-    """Return the tokens at some places; a slice is not copied."""
+    """Return the tokens at some positions; a slice is not copied."""
     parts: list[Array] = [part[at] if isinstance(at, slice) else part.take(at, 0) for part in tokens]
     return Tokens(*parts)
 

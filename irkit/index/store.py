@@ -260,7 +260,7 @@ class Store(StoreReader):
             changing.release()
 
     def publish(self) -> None:
-        """Finish a build: its index replaces the one that was there in one step. Release the lock."""
+        """Finish a build: its index replaces the old one in one step. Release the lock."""
         if not self.building or self._lock is None:
             raise BadValueError(f"index {self.path}: there is no build to publish")
         with explained(f"publishing {self.path}", "run the same build again to finish it"), self._moving:

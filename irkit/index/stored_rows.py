@@ -1,4 +1,4 @@
-"""Rows of representations in a store: what most kinds of index keep, and the exact search that scans them."""
+"""Rows of representations in a store, as most kinds of index keep them, and the exact search of them."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class StoredRows(Index):
         return representation.arrays()
 
     def _decode(self, arrays: dict[str, Array]) -> Representation:
-        """Return the representations that stored arrays stand for."""
+        """Decode stored arrays to representations."""
         return representation_from_arrays(str(self.representation), self.dim, arrays)
 
     def _row_arrays(self) -> list[str]:
@@ -109,7 +109,7 @@ class StoredRows(Index):
         return bm25.weigh(self.store, self.stored_arrays(rows), self.formula)
 
     def _slice(self, start: int, stop: int) -> Representation:
-        """Return rows ``start`` to ``stop``, not copied if they are stored as they are compared."""
+        """Return rows ``start`` to ``stop``, without a copy if scores need no conversion."""
         return self._decode(self._weighed_arrays(slice(start, stop)))
 
     # ---- search of a structure over the first rows; a kind of index with one overrides the first two ----

@@ -82,7 +82,7 @@ class Vocabulary:
         return self.store.derived(("terms", self), self._find)
 
     def _find(self) -> tuple[_Numbers, int]:
-        """Read the terms that were added since, or all if they are others; keep the newest ones."""
+        """Read the terms added since the last call, or all if the file is new; keep the newest state."""
         size, epoch = self.store.rows(_FILE), self.store.epoch
         with self._lock:
             numbers = self._newest

@@ -256,7 +256,7 @@ class WindowedIndex(Index):
     # ---- which windows belong to which document ----
 
     def _ends(self) -> Array:
-        """Return ``(n,)`` the window after the last one of each document.
+        """Return ``(n,)``: for each document, the number of the window after its last.
 
         Raises:
             CorruptError: The ends are not ascending, or do not cover all windows.
