@@ -25,7 +25,7 @@ class ConvolutionBlock(nn.Module):
     def forward(self, embedded: Tensor, x: Tensor, context: Context) -> Tensor:
         """Return the normalised sum ``(total, size)``.
 
-        Tokens that are not attended to count as zeros, as what lies outside of a row does.
+        Tokens that are not attended to count as zeros, and so do positions outside of a row.
 
         Args:
             embedded: Embeddings ``(total, size)``.

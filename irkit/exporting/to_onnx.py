@@ -116,7 +116,7 @@ def _parts(model: Model) -> dict[str, Model]:
 
 
 def _sizes(model: Model) -> list[Any]:
-    """Return the dimensions of the output of a model; those that are free have a name."""
+    """Return the dimensions of the output of a model; a free dimension is given by its name."""
     length = ["length"] if model.kind == "multi_vector" else []
     return ["batch", *length, model.dim]
 
@@ -131,7 +131,7 @@ def _add_head(graph: Graph, model: Model, hidden: str) -> str:
 
 
 def _describe(model: Model) -> dict[str, Any]:
-    """Return what who runs the file must know, as JSON values."""
+    """Return the description that users of the file need, as JSON values."""
     sides = get_args(Side)
     about: dict[str, Any] = {
         "kind": model.kind,

@@ -1,4 +1,4 @@
-"""A retrieval model as one object, and what running it takes: batches, devices, precision, the hub."""
+"""A retrieval model as one object, and the code to run it: batches, devices, precision, the hub."""
 
 from irkit.model.encode_options import EncodeOptions
 from irkit.model.hardware import Device

@@ -112,7 +112,7 @@ class CrossEncoder:
         return np.split(scores, ends[:-1])
 
     def tokenize(self, pairs: Sequence[tuple[str, str]], max_length: int | None = None) -> PairTokens:
-        """Return what the model takes, such as ``"input_ids"``: a list of each for every pair.
+        """Return the inputs of the model by name, such as ``"input_ids"``, each with a list for every pair.
 
         Args:
             pairs: One or more pairs of a query and a text.

@@ -124,7 +124,7 @@ class ShardedRetriever(Retriever):
         return self.index.missing
 
     def watch(self, partial_results: bool) -> contextlib.AbstractContextManager[Answers]:
-        """Return a context that counts what shards answer to the searches of this thread.
+        """Return a context that counts the answers of shards to the searches of this thread.
 
         Args:
             partial_results: Whether searches inside may miss shards, without a warning; or else a shard that

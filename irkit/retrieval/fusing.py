@@ -1,4 +1,4 @@
-"""Search all representations of an index that holds several, and fuse what each finds."""
+"""Search all representations of an index that holds several, and fuse their hits."""
 
 from __future__ import annotations
 

@@ -324,8 +324,8 @@ def _find_groups(
 def _search_terms(index: Index, queries: Sparse, depth: int, allowed: Array | None) -> Hits:
     """Return the best documents that share a term with each query.
 
-    With weights below 0, such documents may follow those that share none, which score 0. Then all documents
-    are ranked, one query at a time.
+    With weights below 0, such documents may rank after documents that share no term, which score 0. Then all
+    documents are ranked, one query at a time.
     """
     hits = index.search(queries, depth, allowed)
     ends_with_zero = np.flatnonzero((hits.scores[:, -1] == 0) & (hits.rows[:, -1] >= 0))

@@ -141,7 +141,7 @@ class Batcher:
         WAITING.labels(self.name).set(self.waiting)
 
     async def close(self) -> None:
-        """Finish what waits, and end the thread."""
+        """Work on the waiting items, and end the thread."""
         if self._worker is not None:
             with suppress(asyncio.CancelledError):
                 await self._worker

@@ -67,7 +67,7 @@ def in_order(part: Store) -> bool:
 
 
 def row_count(store: Store) -> int:
-    """Return the number of global rows that shards have, those that no document has any more included."""
+    """Return the number of global rows that shards have, rows of removed documents included."""
 
     def count() -> int:
         return max((int(global_rows(part).max(initial=-1)) + 1 for part in store.parts), default=0)

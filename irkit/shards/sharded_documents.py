@@ -73,7 +73,7 @@ class ShardedDocuments(Documents):
         return self._find(ids, self.store.updating)
 
     def _find(self, ids: Sequence[str], removed: bool = False) -> Array:
-        """Return global rows; with ``removed`` those that an interrupted change has removed, too."""
+        """Return global rows; with ``removed`` also rows that an interrupted change has removed."""
         result = np.full(len(ids), -1, np.int64)
         if isinstance(ids, str | bytes) or not isinstance(ids, Sequence) or not _all_strings(ids):
             self.parts[0].find(ids)  # raises

@@ -116,7 +116,7 @@ class ShardedStore(Store):
 
     @contextlib.contextmanager
     def update(self) -> Iterator[Self]:
-        """Change the index, see `Store.update`; each shard commits what it has of the change.
+        """Change the index, see `Store.update`; each shard commits its part of the change.
 
         Raises:
             LockedError: Another process, or another thread, is writing.

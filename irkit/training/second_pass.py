@@ -26,7 +26,7 @@ _CPU_ATTENTION = {
 def score_again(
     collection: JudgedCollection, hits: Hits, second: SecondPass, documents: Iterator[Document]
 ) -> tuple[Hits, float]:
-    """Return hits whose first ones are in the order of another model, and what this took.
+    """Return the hits with the first ones in the order of another model, and the multiplications this took.
 
     Args:
         collection: The queries.

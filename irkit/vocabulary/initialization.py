@@ -197,7 +197,7 @@ def align_prior(source: Tensor, target: Tensor) -> Tensor:
 
 
 def is_allowed(bias: Tensor) -> Tensor:
-    """Return which terms can have a weight, ``(V,)`` bool: those that the bias does not exclude."""
+    """Return which terms can have a weight, ``(V,)`` bool: the terms that the bias does not exclude."""
     return bias > _EXCLUDED
 
 

@@ -1,4 +1,4 @@
-"""Next-sentence prediction by the scores of a retriever: a sentence is a query, what follows a document."""
+"""Next-sentence prediction by the scores of a retriever: does a document follow a query sentence?"""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _SIDES: tuple[Side, Side] = ("query", "document")
 class NextSentence(BaseObjective):
     """Binary cross-entropy of whether a document follows a query, by the score of the model.
 
-    A query is a sentence. It is compared with the sentences that follow it, and with those that follow the
-    sentence of the next text of the batch. The probability is the logistic function of the score, times a
-    learned factor, plus a learned bias. Attention (kind mva) is trained with the model.
+    A query is a sentence. It is compared with the sentences that follow it, and with the sentences that
+    follow the query of the next text of the batch. The probability is the logistic function of the score,
+    times a learned factor, plus a learned bias. Attention (kind mva) is trained with the model.
 
     Source: Multi-Vector Attention Models for Deep Re-ranking, sections 2.3 and 3; Devlin et al. 2019,
     "BERT", section 3.1. Neither says how two separate encoders predict: the score and the equal number of
@@ -82,7 +82,7 @@ class _NextSentence(ObjectiveModule):
 
 
 def _represent(encoded: Encoded, rows: slice, side: Side) -> Representation:
-    """Return what the head of the model makes of some rows, as its texts of this side are compared."""
+    """Return the representations of some rows, as a search compares texts of this side."""
     model = encoded.model
     prompt_length = model.pipeline(side).prompt_length
     representation = model.head.for_training(

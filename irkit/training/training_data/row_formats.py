@@ -24,7 +24,7 @@ _LABELS = ("label", "labels", "score", "scores")
 
 @dataclass(frozen=True, slots=True)
 class TrainingRow:
-    """A query with documents, which the row has as texts or names by id.
+    """A query with documents: the row has each as a text or as an id.
 
     Args:
         query_id: Id of the query; may be empty if the row has its text.

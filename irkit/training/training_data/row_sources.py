@@ -172,7 +172,7 @@ def split_line(line: bytes, is_json: bool, where: str) -> Row:
 
 
 def _read_some(read: Reader, config: DataConfig, positions: Array | None) -> Iterator[TrainingRow]:
-    """Read the first rows, up to the limit, or those at ascending positions."""
+    """Read the first rows, up to the limit, or the rows at ascending positions."""
     rows = read(config)
     if positions is None:
         yield from islice(rows, config.limit)
@@ -209,7 +209,7 @@ def _read_table(config: DataConfig) -> Iterator[TrainingRow]:
 
 
 def _read_beir(config: DataConfig) -> Iterator[TrainingRow]:
-    """Read relevant documents of each query, then negatives: of a run, else those judged not relevant."""
+    """Read the relevant documents of each query, then negatives: of a run, or judged not relevant."""
     run = Run.read(config.negatives) if config.negatives else None
     for query, judged in read_judgments(config).items():
         relevant = tuple(doc for doc, grade in judged.items() if grade >= config.relevant_grade)
@@ -220,7 +220,7 @@ def _read_beir(config: DataConfig) -> Iterator[TrainingRow]:
 
 
 def _read_scored(config: DataConfig) -> Iterator[TrainingRow]:
-    """Read a run or a pickle: per query those judged relevant first, each part by descending score."""
+    """Read a run or a pickle: documents judged relevant first, then the others, both best first."""
     lists: Iterable[tuple[str, dict[str, float]]]
     if detect_source(config) == "pickle":
         lists = read_pickle(config.source).items()

@@ -141,7 +141,7 @@ def _round(plan: Plan) -> Function:
 def _fill_table(plan: Plan) -> Function:
     """Fill the table: for each 4 levels the sums of all subsets, plus what makes the lowest sum 0.
 
-    These amounts are ``below``, together.
+    ``below`` is the sum of these amounts.
     """
     x = Function("fill_table", f=FRAME)
     (f,) = x.parameters

@@ -201,7 +201,7 @@ class Searcher:
         return find
 
     def effort(self, effort: Effort | int, k: int) -> Effort:
-        """Return an effort whose numbers are possible."""
+        """Return an effort whose numbers are limited to possible values."""
         chosen = effort if isinstance(effort, Effort) else effort_of(effort, k)
         probes = min(max(chosen.probes, 1), max(self.n_lists, 1))
         most = max(sum(len(part["rows"]) for part in self._segments), 1)

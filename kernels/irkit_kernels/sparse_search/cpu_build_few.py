@@ -18,7 +18,7 @@ Forward = tuple[Array, Array, Array, Array | None]
 
 
 def build_few(forward: Forward, dim: int) -> tuple[Array, Array, Array] | None:
-    """Return the documents of each term, with their weights as they are.
+    """Return the documents of each term, with unrounded weights.
 
     Args:
         forward: ``offsets (n + 1)``, ``terms``, ``weights`` and ``scales (n,)`` or None of the documents.

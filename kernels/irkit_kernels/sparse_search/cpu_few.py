@@ -35,8 +35,9 @@ def write_few() -> str:
     """Return the LLVM IR module of ``few(frame)``, for at most `MOST_DOCUMENTS` and `MOST_HITS`.
 
     ``refused`` is set if a query has weights that are negative or not finite, or terms not in rising order;
-    nothing is found for it. If fewer than k documents score above 0, hits of a query that is given as the
-    caller has it (``term_words``) are filled up with documents that score 0, and others with -1 and -inf.
+    nothing is found for it. If fewer than k documents score above 0, the hits of a single query
+    (``term_words``) are filled up with documents that score 0, and the hits of several queries with -1 and
+    -inf.
     """
     return module(_add_scores(), _choose_hits(), _search_one(), _main())
 

@@ -60,7 +60,7 @@ def write_pool() -> list[Function]:
 def _visit(
     x: Function, totals: Array, limit: Value, take: Callable[[Value, Carried], None], **carried: Any
 ) -> Carried:
-    """Generate a loop over the totals, of 64, that reach the limit: ``take(lane, variables)`` is its body."""
+    """Generate a loop over those of 64 totals that reach the limit; ``take(lane, variables)`` is its body."""
     reached = (totals.vectors(_LANES)[0] >= limit).cast("u64")
     with x.when(reached != 0, **carried) as branch:
         with x.range(0, reached.count_ones(), lanes=reached, **carried) as loop:
