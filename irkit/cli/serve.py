@@ -30,7 +30,7 @@ def serve(
 
     Args:
         paths: Directories of indexes, and directories or hub names of models. NAME=PATH gives a name. Exports
-            are qdrant:PLACE and lancedb:PLACE, with #DIR for the index of their terms.
+            are qdrant:ADDRESS and lancedb:ADDRESS, with #DIR for the index of their terms.
         host: Address to listen on; 0.0.0.0 accepts connections from other machines.
         port: Port to listen on; 0 chooses a free one.
         workers: Number of processes.
