@@ -1,4 +1,4 @@
-"""Dropout that draws fewer random bits than that of torch."""
+"""Dropout that draws fewer random bits than torch does."""
 
 from __future__ import annotations
 

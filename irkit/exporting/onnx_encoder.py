@@ -142,7 +142,7 @@ def _position_scores(graph: Graph, layer: Any, q: str, k: str, scale: float, sha
     (table, rows), width, apart = shared.positions, layer.layer.head_width, layer.config.disentangled
     sizes = graph("Slice", graph("Shape", q), graph.ints(0), graph.ints(3))
     sizes = graph("Concat", sizes, graph.shape(q, 2), axis=0)
-    # queries and keys of positions, as the layer projects those of tokens or by its own projections
+    # queries and keys of positions, by the projections of tokens or by projections of their own
     weights, biases = (torch.split(x, [*layer.widths]) for x in (layer.qkv.weight, layer.qkv.bias))
     scores = []
     for part_number, name, used in ((1, "key", apart.to_positions), (0, "query", apart.from_positions)):

@@ -116,7 +116,7 @@ class CrossEncoder:
 
         Args:
             pairs: One or more pairs of a query and a text.
-            max_length: Largest number of tokens of a pair; None is that of the model.
+            max_length: Largest number of tokens of a pair; None takes the model's.
         """
         queries, texts = ([pair[side] for pair in pairs] for side in (0, 1))
         most = self.max_length if max_length is None else max_length

@@ -61,7 +61,8 @@ class Costs:
     * ``query length`` and ``document length``: terms of a sparse vector, token vectors, or 1; the mean.
     * ``floats``: numbers stored per document; of a sparse vector its weights.
     * ``FLOPS``: multiplications per pair of a query and a document, the mean over all pairs. For sparse
-      vectors this is the number of terms that both have. Those of a cross-encoder in a second pass are added.
+      vectors this is the number of terms that both have. The multiplications of a cross-encoder in a second
+      pass are added.
 
     Source: Paria et al. 2020, "Minimizing FLOPs to Learn Efficient Sparse Representations", section 3;
     Multi-Vector Attention Models for Deep Re-ranking, table 5, which counts for 1,000 documents.
