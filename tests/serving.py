@@ -55,13 +55,13 @@ def serving(*paths: Path, **settings: Any) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def process(*words: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """Run a server in a process; the process and its address."""
+def process(*words: str, log: Path = Path(os.devnull)) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """Run a server in a process, which writes its log to a file; the process and its address."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
     command = [sys.executable, "-m", "irkit", "serve", *words, "--port", str(port)]
     environment = os.environ | {"IRKIT_SERVE_KEYS": "write correct-horse"}
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL, env=environment) as running:
+    with log.open("ab") as file, subprocess.Popen(command, stderr=file, env=environment) as running:
         url = f"http://127.0.0.1:{port}"
         try:
             while True:

@@ -17,7 +17,8 @@ import pytest
 
 from irkit.client import Client
 from irkit.data import Document, Query
-from irkit.errors import BadValueError, StorageError
+from irkit.encoder_free import RM3
+from irkit.errors import BadKeyError, BadTypeError, BadValueError, StorageError
 from irkit.retrieval.hybrid import Hybrid
 from irkit.retrieval.retriever import Retriever
 from irkit.shards import rewrite
@@ -149,11 +150,75 @@ def test_client_has_the_methods_of_a_retriever(served: Any) -> None:
         best = client.rerank("neural", ["d1", "d2", "d3"], 2)
         assert [hit.id for hit in best] == [hit.id for hit in ours.rerank("neural", ["d1", "d2", "d3"], 2)]
         assert client.facets("year", ["d0", "d1"]) == ours.facets("year", ["d0", "d1"])
-        assert client.documents(["d3"])[0] == ours.documents["d3"]
+        assert client.documents["d3"] == ours.documents["d3"]
+        assert client.documents.fetch(["d3", "d1"]) == [ours.documents[name] for name in ("d3", "d1")]
+        assert ("d3" in client.documents, "none" in client.documents) == (True, False)
+        options: Any = {"offset": 1, "group_by": "year", "fields": ["title"]}
+        assert_same(
+            client.rerank(["neural"], [["d1", "d2", "d3", "d4"]], 2, **options),
+            ours.rerank(["neural"], [["d1", "d2", "d3", "d4"]], 2, **options),
+        )
+        done = list[int]()
+        ranked: Any = client.rerank(queries, run, 3, progress=done.append)
+        expected_run = ours.rerank(queries, expected_run, 3)
+        assert [result.doc_id for result in ranked] == [result.doc_id for result in expected_run]
+        assert done == [2]
+        client.run(queries, 2, progress=done.append)
+        assert done == [2, 2]
         assert client.stats()["kind"] == "flat"
     with Client(served.url, "colbert") as client, Retriever.load(served.root / "colbert") as theirs:
         assert client.explain("neural", "d3").words().to_dict()["matches"][0]["query"]["token"]
         assert client.explain("neural", "d3").score == pytest.approx(theirs.explain("neural", "d3").score)
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    for line, other in zip(found, expected, strict=True):
+        for hit, theirs in zip(line, other, strict=True):
+            assert (hit.id, hit.title, hit.text) == (theirs.id, theirs.title, theirs.text)
+            assert hit.score == pytest.approx(theirs.score)
+
+
+def test_client_gets_many_hits_as_a_stream(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    queries = ["search", "neural", "nothing at all"]
+    with Client(served.url, "words") as client, Retriever.load(served.root / "words") as ours:
+        sent, ask = list[Any](), client.transport.ask
+
+        def watched(method: str, path: str, body: Any = None) -> Any:
+            sent.append(body)
+            return ask(method, path, body)
+
+        monkeypatch.setattr(client.transport, "ask", watched)
+        assert_same(client.search(queries, 101), ours.search(queries, 101))
+        assert_same(client.search(queries, 100, offset=1), ours.search(queries, 100, offset=1))
+        client.search(queries, 100)
+        assert [body.get("stream", False) for body in sent] == [True, True, False]
+        with pytest.raises(BadValueError, match="nothing"):  # the stream says it, with the status 200
+            client.search("x", 200, {"nothing": 1})
+        with pytest.raises(BadValueError, match="the limit is 1000"):
+            client.search("x", 1001)
+
+
+def test_a_stream_that_is_cut_off_is_an_error(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Client(served.url, "words") as client:
+        headers = {"content-type": "application/x-ndjson"}
+        answer = 200, headers, b'{"query": 0, "hit": {}}\n'
+        monkeypatch.setattr(client.transport, "exchange", lambda *arguments: answer)
+        with pytest.raises(StorageError, match="no JSON"):
+            client.search("x", 200)
+
+
+def test_client_expands_queries_of_bm25(served: Any) -> None:
+    queries, feedback = {"q1": "neural", "q2": "token"}, RM3(documents=3, terms=5, weight=0.3)
+    with Client(served.url, "words") as client, Retriever.load(served.root / "words") as ours:
+        expected = ours.search([*queries.values()], feedback=feedback)
+        assert_same(client.search([*queries.values()], feedback=feedback), expected)
+        assert [hit.score for hit in expected[0]] != [hit.score for hit in ours.search("neural")]
+        run, expected_run = client.run(queries, 5, feedback=feedback), ours.run(queries, 5, feedback=feedback)
+        assert [(item.doc_id, pytest.approx(item.score)) for item in run] == [
+            (item.doc_id, item.score) for item in expected_run
+        ]
+    with Client(served.url, "notes") as client, pytest.raises(BadValueError, match="BM25"):
+        client.search("neural", feedback=feedback)
 
 
 def test_client_says_what_is_wrong(served: Any) -> None:
@@ -170,6 +235,18 @@ def test_client_says_what_is_wrong(served: Any) -> None:
             client.search("x", filter={"nothing": 1})
         with pytest.raises(BadValueError, match="Authorization"):
             client.remove("d1")
+        wrong: Any
+        for wrong in ({"interaction": len}, {"teacher": len}):
+            with pytest.raises(BadValueError, match="the server scores"):
+                client.rerank("x", ["d1"], **wrong)
+        with pytest.raises(BadValueError, match="1 queries and 2 lists"):
+            client.rerank(["x"], [["d1"], ["d2"]])
+        with pytest.raises(BadKeyError, match="none"):
+            client.documents["none"]
+        with pytest.raises(BadTypeError, match="a list of ids"):
+            client.documents.fetch("d1")
+        with pytest.raises(BadValueError, match="'q1', whose text"):
+            client.rerank({}, client.run({"q1": "x"}))
 
 
 def test_openai_client(served: Any) -> None:
@@ -304,7 +381,7 @@ def fill_with_removed(call: Call, count: int = 20) -> None:
 
 def wait_until_compact(index: Any, rows: int) -> None:
     end = time.monotonic() + 30
-    while index._tidying is not None or len(index.retriever().index) != rows:
+    while index.is_compacting or len(index.retriever().index) != rows:
         assert time.monotonic() < end
         time.sleep(0.01)
 
@@ -314,9 +391,8 @@ def test_removed_documents_are_compacted_away(
     served: Any, call: Call, monkeypatch: pytest.MonkeyPatch, compact_rows: int
 ) -> None:
     index = served.catalogue.indexes["words"]
-    monkeypatch.setattr("irkit.serve.served_indexes._FEW_REMOVED", 3)
-    monkeypatch.setattr("irkit.serve.served_indexes._QUIET", 0.05)
-    monkeypatch.setattr(index, "limits", index.limits.model_copy(update={"compact_rows": compact_rows}))
+    soon = {"compact_rows": compact_rows, "compact_removed": 3, "compact_seconds": 0.05}
+    monkeypatch.setattr(index, "limits", index.limits.model_copy(update=soon))
     fill_with_removed(call)
     wait_until_compact(index, 12)
     body = {"queries": "search", "k": 50}
@@ -339,9 +415,8 @@ def test_a_change_does_not_wait_for_the_compaction_of_a_large_index(
         attempts.append("ended")
 
     monkeypatch.setattr("irkit.serve.served_indexes.rewrite", rewrite_when_a_change_waits)
-    monkeypatch.setattr("irkit.serve.served_indexes._FEW_REMOVED", 3)
-    monkeypatch.setattr("irkit.serve.served_indexes._QUIET", 0.05)
-    monkeypatch.setattr(index, "limits", index.limits.model_copy(update={"compact_rows": 5}))
+    soon = {"compact_rows": 5, "compact_removed": 3, "compact_seconds": 0.05}
+    monkeypatch.setattr(index, "limits", index.limits.model_copy(update=soon))
     fill_with_removed(call)
     assert begun.wait(30)
     path, new = "/indexes/words/documents", {"id": "new", "text": "zebra"}
@@ -362,7 +437,7 @@ def test_server_moves_on_when_another_process_changes_the_index(served: Any, cal
 
 def test_requests_of_many_clients_are_worked_on_together(served: Any) -> None:
     index, sizes = served.catalogue.indexes["notes"], []
-    begun, goes_on, work = threading.Event(), threading.Event(), index._work
+    begun, goes_on, work = threading.Event(), threading.Event(), index.work
 
     def slow(name: str, retriever: Any, jobs: list[Any]) -> Any:
         sizes.append(sum(len(job.queries) for job in jobs))
@@ -370,7 +445,7 @@ def test_requests_of_many_clients_are_worked_on_together(served: Any) -> None:
         goes_on.wait(30)
         return work(name, retriever, jobs)
 
-    index._work = slow
+    index.work = slow
     try:
         with Client(served.url, "notes") as client:
             found: dict[int, Any] = {}
@@ -384,13 +459,13 @@ def test_requests_of_many_clients_are_worked_on_together(served: Any) -> None:
             begun.wait(30)
             for thread in ask[1:]:
                 thread.start()
-            while len(index.searches._items) < 8:  # all of them wait
+            while index.searches.waiting < 8:  # all of them wait
                 ask[0].join(0.01)
             goes_on.set()
             for thread in ask:
                 thread.join()
     finally:
-        index._work = work
+        index.work = work
     assert sizes == [1, 8]
     for number, hits in found.items():  # each with a k of its own
         expected = served.retriever.search(f"search {number}", 2 + number % 3)

@@ -85,6 +85,9 @@ SEARCH, DOCUMENTS = "/indexes/words/search", "/indexes/words/documents"
             "limit of",
         ),
         (SEARCH, {"queries": "x", "k": True}, 422, "integer"),
+        (SEARCH, {"queries": "x", "feedback": {"documents": 0}}, 422, "feedback.documents"),
+        (SEARCH, {"queries": "x", "feedback": {}, "fuse": {"indexes": ["notes"]}}, 422, "without fuse"),
+        ("/indexes/notes/search", {"queries": "x", "feedback": {}}, 422, "BM25"),
         ("/v1/embeddings", {"input": "a", "encoding_format": "hex"}, 422, "encoding_format"),
         ("/v2/rerank", {"query": "a", "documents": [{"text": "b"}]}, 422, "documents"),
         ("/v2/rerank", {"query": "a", "documents": ["b"], "max_tokens_per_doc": 3}, 422, "cuts at"),
@@ -212,8 +215,8 @@ def test_time_is_limited(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     short = config.limits.model_copy(update={"seconds": 0.05, "body_seconds": 0.05})
     monkeypatch.setattr(served.catalogue, "config", config.model_copy(update={"limits": short}))
     index = served.catalogue.indexes["words"]
-    goes_on, work = threading.Event(), index._work
-    monkeypatch.setattr(index, "_work", lambda *arguments: goes_on.wait(30) and work(*arguments))
+    goes_on, work = threading.Event(), index.work
+    monkeypatch.setattr(index, "work", lambda *arguments: goes_on.wait(30) and work(*arguments))
     status, answer = ask(served.url, SEARCH, {"queries": "x"})
     goes_on.set()
     assert (status, answer["error_type"]) == (408, "Timeout")
@@ -229,14 +232,14 @@ def test_requests_in_work_are_limited(served: Any, monkeypatch: pytest.MonkeyPat
     one = config.limits.model_copy(update={"requests": 1})
     monkeypatch.setattr(served.catalogue, "config", config.model_copy(update={"limits": one}))
     index = served.catalogue.indexes["words"]
-    begun, goes_on, work = threading.Event(), threading.Event(), index._work
+    begun, goes_on, work = threading.Event(), threading.Event(), index.work
 
     def wait(*arguments: Any) -> Any:
         begun.set()
         goes_on.wait(30)
         return work(*arguments)
 
-    monkeypatch.setattr(index, "_work", wait)
+    monkeypatch.setattr(index, "work", wait)
     first = threading.Thread(target=ask, args=(served.url, SEARCH, {"queries": "x"}))
     first.start()
     begun.wait(30)
@@ -345,15 +348,20 @@ def test_without_the_extra_the_command_says_what_to_install(
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_sigterm_under_load_answers_what_is_in_work(tmp_path: Path, workers: str) -> None:
     Retriever.build("bm25", {f"d{i}": f"word{i} text" for i in range(500)}, tmp_path / "words").close()
-    with process(str(tmp_path / "words"), "--workers", workers) as (running, url):
-        done, broken, stop = [0] * 8, list[str](), threading.Event()
+    log = tmp_path / "log"
+    with process(str(tmp_path / "words"), "--workers", workers, log=log) as (running, url):
+        done, broken, stop = set[str](), list[str](), threading.Event()
+        body = {"queries": [f"word{i}" for i in range(20)], "k": 50}
 
         def load(worker: int) -> None:
+            number = 0
             while not stop.is_set():
+                number += 1
+                name = f"load-{worker}-{number}"
                 try:
-                    status, _ = ask(url, SEARCH, {"queries": [f"word{i}" for i in range(20)], "k": 50})
-                    assert status == 200
-                    done[worker] += 1
+                    status, answer = ask(url, SEARCH, body, headers={"x-request-id": name})
+                    assert (status, len(answer["results"])) == (200, 20)
+                    done.add(name)
                 except ConnectionRefusedError:
                     return  # the server takes no new connections
                 except Exception as error:
@@ -363,15 +371,19 @@ def test_sigterm_under_load_answers_what_is_in_work(tmp_path: Path, workers: str
         threads = [threading.Thread(target=load, args=(worker,)) for worker in range(8)]
         for thread in threads:
             thread.start()
-        while sum(done) < 50:
+        while len(done) < 50:
             time.sleep(0.01)
         running.send_signal(signal.SIGTERM)
         assert running.wait(60) == 0
         stop.set()
         for thread in threads:
             thread.join()
-        # a connection that waits to be accepted when the socket closes is reset; no request in work is
+        # a connection that waits to be accepted when the socket closes is reset
         assert [line for line in broken if "reset" not in line and "RemoteDisconnected" not in line] == []
+    # a request in work is not: the client has each answer that the server logged
+    lines = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
+    logged = {line["id"]: line["status"] for line in lines if line.get("route") == "/indexes/{name}/search"}
+    assert logged == dict.fromkeys(done, 200)
 
 
 @pytest.mark.slow

@@ -47,7 +47,7 @@ def test_head_has_the_headers_of_get(served: Any) -> None:
 
 def test_what_a_client_has_left_is_not_worked_on(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     index, searched = served.catalogue.indexes["words"], list[Any]()
-    begun, goes_on, work = threading.Event(), threading.Event(), index._work
+    begun, goes_on, work = threading.Event(), threading.Event(), index.work
 
     def slow(*arguments: Any) -> Any:
         searched.append(arguments)
@@ -55,7 +55,7 @@ def test_what_a_client_has_left_is_not_worked_on(served: Any, monkeypatch: pytes
         goes_on.wait(30)
         return work(*arguments)
 
-    monkeypatch.setattr(index, "_work", slow)
+    monkeypatch.setattr(index, "work", slow)
     links = []
     for query in ("first", "second"):
         content = json.dumps({"queries": query}).encode()
@@ -63,10 +63,10 @@ def test_what_a_client_has_left_is_not_worked_on(served: Any, monkeypatch: pytes
         head = f"POST {SEARCH} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
         links[-1].sendall(f"{head}content-length: {len(content)}\r\n\r\n".encode() + content)
         begun.wait(30)
-    wait_for(lambda: index.searches._items)  # the second one waits
+    wait_for(lambda: index.searches.waiting)  # the second one waits
     for link in links:
         link.close()
-    wait_for(lambda: all(item.result.done() for item in index.searches._items))
+    wait_for(lambda: not index.searches.wanted)
     goes_on.set()
     assert ask(served.url, SEARCH, {"queries": "search"})[0] == 200
     assert "second" not in str(searched)
@@ -74,7 +74,9 @@ def test_what_a_client_has_left_is_not_worked_on(served: Any, monkeypatch: pytes
 
 
 def test_slow_headers_end_a_connection(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("irkit.serve.connections.PATIENCE", 0.1)
+    config = served.catalogue.config
+    limits = config.limits.model_copy(update={"idle_seconds": 0.1})
+    monkeypatch.setattr(served.catalogue, "config", config.model_copy(update={"limits": limits}))
     silent, begun = connect(served.url), connect(served.url)
     begun.sendall(b"GET /health HTTP/1.1\r\nho")
     kept = connect(served.url)  # has sent a request, and trickles the next one

@@ -14,6 +14,7 @@ from fastapi.testclient import TestClient
 
 from irkit import Hybrid, Retriever
 from irkit.client import Client
+from irkit.client.transport import Transport
 from irkit.errors import BadTypeError, BadValueError, CorruptError, StorageError
 from irkit.ray_engine.ray_search import Answers, PartialResultWarning, RayIndex, ShardedRetriever, _ThreadView
 from irkit.remote.remote_retriever import RemoteHit, RemoteRetriever
@@ -221,14 +222,14 @@ def test_a_client_warns_of_partial_results(monkeypatch: pytest.MonkeyPatch) -> N
     hit = {"id": "d1", "score": 1.0, "text": "", "title": "", "metadata": {}}
     sent: list[Any] = []
 
-    def ask(client: Client, method: str, path: str, body: Any = None) -> Any:
+    def ask(transport: Transport, method: str, path: str, body: Any = None) -> Any:
         sent.append(body)
         if method == "GET":
-            return {"indexes": [{"name": "words"}]}
+            return {"indexes": [{"name": "words", "most_hits": 1000}]}
         missing = {"missing": ["words/shard-1-000"]} if body.get("partial") else {}
         return {"results": [{"query": QUERY, "hits": [hit]} | missing]}
 
-    monkeypatch.setattr(Client, "_ask", ask)
+    monkeypatch.setattr(Transport, "ask", ask)
     client = Client("http://127.0.0.1:1", partial_results=True)
     with pytest.warns(PartialResultWarning, match=r"words: no answer of words/shard-1-000"):
         assert [found.id for found in client.search(QUERY)] == ["d1"]

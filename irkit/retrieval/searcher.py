@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Unpack, cast, overload
 
 from irkit.data import Document, QueriesLike, Vector
 from irkit.evaluation.run import Run
 from irkit.retrieval.fusing import Fuse
 from irkit.retrieval.searching import Filter, Hit
 from irkit.retrieval.selection import RankOptions, SearchOptions
+
+if TYPE_CHECKING:
+    from irkit.encoder_free import RM3
 
 
 class Searcher(ABC):
@@ -26,6 +29,7 @@ class Searcher(ABC):
         k: int = 10,
         filter: Filter | None = None,
         *,
+        feedback: RM3 | None = None,
         fuse: Fuse | None = None,
         **options: Unpack[SearchOptions],
     ) -> list[Hit]: ...
@@ -36,6 +40,7 @@ class Searcher(ABC):
         k: int = 10,
         filter: Filter | None = None,
         *,
+        feedback: RM3 | None = None,
         fuse: Fuse | None = None,
         **options: Unpack[SearchOptions],
     ) -> list[list[Hit]]: ...
@@ -45,20 +50,22 @@ class Searcher(ABC):
         k: int = 10,
         filter: Filter | None = None,
         *,
+        feedback: RM3 | None = None,
         fuse: Fuse | None = None,
         **options: Unpack[SearchOptions],
     ) -> list[Hit] | list[list[Hit]]:
         """Return the ``k`` best documents of every query, see `irkit.Retriever.search`.
 
-        Only a `irkit.client.Client` takes ``fuse``, if the index of its server has several representations.
+        Only a `irkit.client.Client` takes ``feedback`` (of an index of BM25) and ``fuse`` (of an index of
+        several representations).
 
         Raises:
             BadTypeError: An option is unknown.
             BadValueError: A number is out of range, or the filter makes no sense.
             StorageError: What is searched does not answer.
         """
-        search_options = options if fuse is None else cast(SearchOptions, {**options, "fuse": fuse})
-        hits, single = self._find(queries, k, filter, search_options)
+        given = {name: value for name, value in (("feedback", feedback), ("fuse", fuse)) if value is not None}
+        hits, single = self._find(queries, k, filter, cast(SearchOptions, {**options, **given}))
         return hits[0] if single else hits
 
     @abstractmethod

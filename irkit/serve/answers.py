@@ -60,6 +60,7 @@ class IndexFacts(BaseModel):
     explain: list[str]
     keys: list[str]
     writable: bool
+    most_hits: int  # of a query in one answer; more come with stream
 
 
 class Indexes(BaseModel):

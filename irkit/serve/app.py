@@ -54,7 +54,7 @@ def create_app(catalogue: Catalogue) -> FastAPI:
     """Make the application that serves a catalogue."""
 
     @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(app: FastAPI) -> AsyncIterator[dict[str, Any]]:
         await asyncio.to_thread(catalogue.warm)
         url = f"http://{catalogue.config.host}:{catalogue.config.port}/"
         LOG.info(json.dumps({"event": "ready", "url": url, "indexes": [*catalogue.indexes]}))
@@ -64,7 +64,7 @@ def create_app(catalogue: Catalogue) -> FastAPI:
             # what is loaded stays; without it collections take little time, and release old files soon
             gc.collect()
             gc.freeze()
-        yield
+        yield {"catalogue": catalogue}  # for connections.py
         await catalogue.close()
 
     app = FastAPI(

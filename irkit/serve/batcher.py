@@ -56,6 +56,11 @@ class Batcher:
         self._thread = ThreadPoolExecutor(1, f"irkit-{name}")
         self._worker: asyncio.Task[None] | None = None
 
+    @property
+    def wanted(self) -> int:
+        """Number of the waiting items that a request still waits for."""
+        return sum(not item.result.done() for item in self._items)
+
     async def submit(self, key: Hashable, values: Sequence[tuple[Any, int]]) -> list[Any]:
         """Wait for the results of the values of a request.
 

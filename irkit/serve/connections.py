@@ -7,9 +7,6 @@ from typing import Any
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-PATIENCE = 15.0
-"""Seconds between two looks at a connection."""
-
 
 class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     """A connection of uvicorn, which alone would wait for ever for the rest of the headers.
@@ -26,7 +23,7 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     def connection_made(self, transport: asyncio.Transport) -> None:
         """Begin to look at the connection."""
         super().connection_made(transport)
-        self._timer = self.loop.call_later(PATIENCE, self._look)
+        self._timer = self.loop.call_later(self._patience(), self._look)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Look no more."""
@@ -42,4 +39,8 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         if before and is_over and before[0] is request and before[1] <= unsent:
             self.transport.abort()
         else:
-            self._timer = self.loop.call_later(PATIENCE, self._look)
+            self._timer = self.loop.call_later(self._patience(), self._look)
+
+    def _patience(self) -> float:
+        """Return the seconds until the next look; app.py makes the state."""
+        return float(self.app_state["catalogue"].config.limits.idle_seconds)

@@ -54,7 +54,25 @@ class Rerank(Message):
     depth: int = Field(100, ge=1, description="Hits that are ranked again.")
 
 
-class SearchRequest(Message):
+class Feedback(Message):
+    """Expand queries of BM25 by terms of the documents found first, see `irkit.encoder_free.RM3`."""
+
+    documents: int = Field(10, ge=1, le=1000, description="Documents found first that count as relevant.")
+    terms: int = Field(10, ge=1, le=1000, description="Terms that are added.")
+    weight: float = Field(0.5, ge=0, le=1, description="Weight of the original query.")
+
+
+class Selection(Message):
+    """Which hits of a ranking are returned, and what of their documents."""
+
+    offset: int = Field(0, ge=0, description="Hits to skip.")
+    threshold: float | None = Field(None, description="Lowest score.")
+    group_by: str | None = Field(None, description="Key of metadata: a few hits of each value.")
+    per_group: int = Field(1, ge=1, description="Hits of each value of group_by.")
+    fields: Many[str] | None = Field(None, description="title, text, metadata, metadata.KEY; null is all.")
+
+
+class SearchRequest(Selection):
     """A search for one query or several."""
 
     model_config = ConfigDict(
@@ -70,12 +88,8 @@ class SearchRequest(Message):
         description="A text or several; vectors or weights of terms where the index has such."
     )
     k: int = Field(10, ge=1, description="Hits of each query.")
-    offset: int = Field(0, ge=0, description="Hits to skip.")
     filter: dict[str, Any] | Many[str] | None = Field(None, description="Conditions on metadata, or ids.")
-    threshold: float | None = Field(None, description="Lowest score.")
-    group_by: str | None = Field(None, description="Key of metadata: a few hits of each value.")
-    per_group: int = Field(1, ge=1, description="Hits of each value of group_by.")
-    fields: Many[str] | None = Field(None, description="title, text, metadata, metadata.KEY; null is all.")
+    feedback: Feedback | None = Field(None, description="Of an index of BM25: expand the queries.")
     facets: Many[str] = Field([], max_length=16, description="Keys to count, over all that meet the filter.")
     facet_k: int = Field(10, ge=1, le=1000)
     highlights: bool = Field(False, description="Where words of the query are in the text.")
@@ -95,7 +109,7 @@ class SearchRequest(Message):
     stream: bool = Field(False, description="One line of JSON for each hit.")
 
 
-class RerankRequest(Message):
+class RerankRequest(Selection):
     """Documents of the index to rank for each query."""
 
     model_config = ConfigDict(
@@ -105,6 +119,9 @@ class RerankRequest(Message):
     queries: Many[str]
     ids: Many[Many[str]] = Field(description="Ids of documents, for each query.")
     k: int | None = Field(None, ge=1, description="Hits of each query; null is all.")
+    fuse: Weights | None = Field(
+        None, description="Of an index of several representations: weights by head; by default all weigh 1."
+    )
 
 
 class DocumentMessage(Message):

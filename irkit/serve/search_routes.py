@@ -53,8 +53,9 @@ async def describe_index(request: Request, name: str) -> Response:
 
 
 def _facts(request: Request, index: ServedIndex) -> dict[str, Any]:
-    keys = request.app.state.catalogue.config.keys
-    return index.facts() | {"writable": any(scope == "write" for scope, _ in keys)}
+    config = request.app.state.catalogue.config
+    writable = any(scope == "write" for scope, _ in config.keys)
+    return index.facts() | {"writable": writable, "most_hits": config.limits.k}
 
 
 @router.get("/models", response_model=Models)
@@ -138,7 +139,7 @@ async def rerank_hits(request: Request, name: str, body: RerankRequest) -> Respo
             f"{len(body.queries)} queries and {count} documents in one request, "
             f"the limits are {limits.texts} and {limits.stream_k}",
         )
-    return respond({"results": await index.read(partial(rerank_ids, body.queries, body.ids, body.k))})
+    return respond({"results": await index.read(partial(rerank_ids, body.model_dump()))})
 
 
 @router.post("/indexes/{name}/explain", response_model=Explained)

@@ -8,6 +8,7 @@ from math import isfinite
 from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
 from irkit.data import Document
+from irkit.encoder_free import RM3
 from irkit.index import SeveralIndex
 from irkit.model import Model
 from irkit.model.cross_encoder import CrossEncoder
@@ -127,13 +128,14 @@ def _rank(
     served: Served, name: str, parts: Mapping[str, AnyRetriever], queries: list[Any], options: JSONObject
 ) -> Sequence[Sequence[Hit]]:
     """Return the hits of each query: of an index or several fused, and ranked again if asked for."""
-    fuse, rerank, k, fields = options["fuse"], options["rerank"], options["k"], options["fields"]
-    ranking: Any = {key: options[key] for key in _RANKING if options[key] is not None}
-    if options["group_by"] is None and ranking["per_group"] == 1:
-        del ranking["per_group"]
-    selecting: Any = {**ranking, "fields": fields}
+    fuse, rerank, k = options["fuse"], options["rerank"], options["k"]
+    selecting = _selecting(options)
     selection = parse_selection("search", k, selecting, SearchOptions)
-    by_head: Any = {} if options["heads"] is None else {"fuse": options["heads"]}
+    asking: Any = {} if options["heads"] is None else {"fuse": options["heads"]}
+    if options["feedback"] is not None:
+        if fuse:
+            raise Problem(422, "feedback expands the queries of one index; expected a search without fuse")
+        asking["feedback"] = RM3(**options["feedback"])
     first: Any = parts[name]
     if fuse:
         others = fuse["indexes"]
@@ -148,12 +150,12 @@ def _rank(
             depth=fuse["depth"],
         )
     if not rerank:
-        lists: list[list[Hit]] = first.search(queries, k, options["filter"], **by_head, **selecting)
+        lists: list[list[Hit]] = first.search(queries, k, options["filter"], **asking, **selecting)
         return lists
 
     # the second stage ranks all hits of the first one down to a depth
     depth, by = max(rerank["depth"], selection.stop), rerank["by"]
-    lists = first.search(queries, depth, options["filter"], fields=["id"], **by_head)
+    lists = first.search(queries, depth, options["filter"], fields=["id"], **asking)
     second = parts.get(by, parts[name])
     if by in parts:
         teacher: Scorer | None = None  # by the vectors that the index stores
@@ -164,6 +166,14 @@ def _rank(
         raise Problem(422, f"rerank by {by[:60]!r}: there is no index or model of this name")
     ids = [find_known(second, [hit.id for hit in line]) for line in lists]
     return second.rerank(queries, ids, k, teacher=teacher, **selecting)
+
+
+def _selecting(options: JSONObject) -> Any:
+    """Return the options of `Retriever.search` and `rerank` that a request has as a `Selection`."""
+    ranking = {key: options[key] for key in _RANKING if options[key] is not None}
+    if options["group_by"] is None and ranking["per_group"] == 1:
+        del ranking["per_group"]
+    return {**ranking, "fields": options["fields"]}
 
 
 def _annotate(name: str, retriever: AnyRetriever, results: list[JSONObject], options: JSONObject) -> None:
@@ -182,13 +192,16 @@ def _annotate(name: str, retriever: AnyRetriever, results: list[JSONObject], opt
             hit.update(dict.fromkeys(unwanted, ""))
 
 
-def rerank_ids(
-    queries: list[str], ids: list[list[str]], k: int | None, retriever: AnyRetriever
-) -> list[JSONObject]:
-    """Rank documents of an index for each query, as the route ``rerank`` answers."""
+def rerank_ids(options: JSONObject, retriever: AnyRetriever) -> list[JSONObject]:
+    """Rank documents of an index for each query, as the route ``rerank`` answers a `RerankRequest`."""
+    queries, asking = options["queries"], _selecting(options)
+    if options["fuse"] is not None:
+        asking["fuse"] = options["fuse"]
     return [
         {"query": query, "hits": [_hit(hit) for hit in line]}
-        for query, line in zip(queries, retriever.rerank(queries, ids, k), strict=True)
+        for query, line in zip(
+            queries, retriever.rerank(queries, options["ids"], options["k"], **asking), strict=True
+        )
     ]
 
 

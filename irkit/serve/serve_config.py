@@ -29,9 +29,13 @@ class ServeLimits(Config):
         batch_tokens: Tokens that a model encodes together.
         batch_queries: Queries that an index searches together.
         compact_rows: Rows up to which an index is compacted as soon as a quarter of them is removed, while
-            changes wait. A larger one is compacted when no change has come for half a minute.
+            changes wait. A larger one is compacted when no change has come for ``compact_seconds``.
+        compact_removed: Removed rows up to which no index is compacted.
+        compact_seconds: Seconds without a change until a large index is compacted.
         seconds: Time until a request is given up.
         body_seconds: Time until the whole body of a request has arrived.
+        idle_seconds: Seconds between two looks at a connection. It is closed if the headers of a request did
+            not arrive in between, or if the client read nothing of an answer.
         shutdown_seconds: Seconds that running requests have to finish after SIGTERM.
     """
 
@@ -48,8 +52,11 @@ class ServeLimits(Config):
     batch_tokens: PositiveInt = 8192
     batch_queries: PositiveInt = 64
     compact_rows: PositiveInt = 50_000
+    compact_removed: PositiveInt = 1024
+    compact_seconds: PositiveFloat = 30
     seconds: PositiveFloat = 60
     body_seconds: PositiveFloat = 30
+    idle_seconds: PositiveFloat = 15
     shutdown_seconds: PositiveFloat = 60
 
 

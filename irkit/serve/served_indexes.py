@@ -30,8 +30,6 @@ Work = Callable[[str, Retriever, Sequence[Job]], list[list[Any]]]
 """Find what each query of each job asks for: name of the index, index, jobs."""
 
 _SHALLOW = 32  # hits up to which all searches cost about the same
-_FEW_REMOVED = 1024  # rows
-_QUIET = 30.0  # seconds without a change until a large index is compacted
 _PAUSE = 0.02  # seconds between attempts to write while another process writes
 PARTS = {"dense": "dense", "multi_vector": "tokens", "sparse": "sparse"}
 EXPLAINED = {"tokens": "tokens", "sparse": "terms", "bm25": "terms"}
@@ -44,6 +42,10 @@ class ServedIndex:
         name: Name in routes.
         path: Directory, or URI of an index in an object store.
         is_shared: Whether other processes of this server change it, too.
+        limits: Limits of the server.
+        work: Finds what the jobs of a batch ask for.
+        searches: Queue of searches.
+        writes: Queue of changes.
     """
 
     def __init__(
@@ -56,7 +58,7 @@ class ServedIndex:
         is_shared: bool = False,
     ) -> None:
         self.name, self.path, self.limits, self.is_shared = name, path, limits, is_shared
-        self._load, self._work = load, work
+        self._load, self.work = load, work
         self._retriever, self._seen = load(path), self._stamp()
         self._tidying: asyncio.Task[None] | None = None
         self._changed, self._is_closing = 0.0, False
@@ -158,7 +160,7 @@ class ServedIndex:
             old.index.close()
         self._replaced.clear()
         with retriever.store.snapshot():
-            return self._work(self.name, retriever, jobs)
+            return self.work(self.name, retriever, jobs)
 
     async def read(self, function: Callable[[Any], T]) -> T:
         """Call a function with the retriever in a thread, where it sees one state of the index."""
@@ -186,7 +188,12 @@ class ServedIndex:
         rows = len(self._retriever.index)
         if self.is_shared and self._is_large():
             return False
-        return rows - len(self._retriever) > max(_FEW_REMOVED, rows // 4)
+        return rows - len(self._retriever) > max(self.limits.compact_removed, rows // 4)
+
+    @property
+    def is_compacting(self) -> bool:
+        """Whether a compaction runs or is scheduled."""
+        return self._tidying is not None
 
     def _is_large(self) -> bool:
         return len(self._retriever.index) > self.limits.compact_rows
@@ -198,7 +205,10 @@ class ServedIndex:
         and schedules another one.
         """
         try:
-            while self._is_large() and (left := self._changed + _QUIET - time.monotonic()) > 0:
+            while (
+                self._is_large()
+                and (left := self._changed + self.limits.compact_seconds - time.monotonic()) > 0
+            ):
                 await asyncio.sleep(left)
             await self.writes.submit("change", [(self._compact, 1)])
         except IrkitError as error:  # another process writes, or the disk is full: a later change tries again

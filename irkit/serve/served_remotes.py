@@ -116,7 +116,7 @@ class ServedRemote(ServedIndex):
     def _search(self, key: Hashable, jobs: Sequence[Job]) -> list[list[Any]]:
         with self._turn:
             self._count()
-            return self._work(self.name, self._retriever, jobs)
+            return self.work(self.name, self._retriever, jobs)
 
     def _read(self, function: Callable[[Any], T]) -> T:
         with self._turn:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import threading
-import time
 import warnings
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Self, Unpack, cast
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, is_dataclass
+from typing import TYPE_CHECKING, Any, Self, Unpack, cast, overload
 from urllib.parse import quote, urlencode, urlsplit
 
 import numpy as np
 
-from irkit.arguments import brief, check_flags
-from irkit.data import JSON, Document, DocumentsLike, QueriesLike, parse_documents, parse_queries
-from irkit.errors import BadTypeError, BadValueError, StorageError
+from irkit.arguments import brief, check_flags, check_functions
+from irkit.client.transport import Transport
+from irkit.data import JSON, Document, DocumentsLike, QueriesLike, Query, parse_documents, parse_queries
+from irkit.errors import BadKeyError, BadTypeError, BadValueError
 from irkit.evaluation.run import Run
 from irkit.index.filters import as_json
 from irkit.retrieval.explanation import Explanation, Match
@@ -27,12 +26,19 @@ from irkit.retrieval.selection import RankOptions, SearchOptions
 from irkit.retrieval.windows import Passage
 from irkit.tokenizer import TokenSpan
 
+if TYPE_CHECKING:
+    from irkit.encoder_free import RM3
+
 _TOGETHER = 256  # queries or documents of one request
-_ATTEMPTS = 10  # while the server is busy
+_RERANKED = 50_000  # documents of one request
 
 
 class Client(Searcher):
     """An index of a server, with the methods of `irkit.Retriever`; any number of threads may use one.
+
+    Attributes:
+        index: Name of the index.
+        transport: Sends the requests.
 
     Args:
         url: Address of the server, such as ``"http://127.0.0.1:8080"``.
@@ -66,19 +72,18 @@ class Client(Searcher):
         parts = urlsplit(url if isinstance(url, str) else "")
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise BadValueError(f"Client: the address is {brief(url)}; expected http://HOST:PORT")
-        self._parts, self._timeout, self._partial = parts, timeout, partial_results
+        self._url, self._partial = url, partial_results
         self._thread = threading.local()
-        self._idle: deque[http.client.HTTPConnection] = deque()  # which threads may share
-        self._headers = {"content-type": "application/json"}
-        if key is not None:
-            self._headers["authorization"] = f"Bearer {key}"
-        names = [item["name"] for item in self._ask("GET", "/indexes")["indexes"]]
+        self.transport = Transport(parts, key, timeout)
+        indexes = {item["name"]: item for item in self.transport.ask("GET", "/indexes")["indexes"]}
+        names = [*indexes]
         self.close()  # in case that the name is refused
         if index is None and len(names) != 1:
             raise BadValueError(f"Client: {url} has {len(names)} indexes; give the name of one: {names}")
         self.index = names[0] if index is None else index
         if self.index not in names:
             raise BadValueError(f"Client: {url} has no index {brief(index)}; known: {', '.join(names)}")
+        self._most_hits = indexes[self.index]["most_hits"]
         self._route = f"/indexes/{quote(self.index, safe='')}"
 
     # ---- searching ----
@@ -93,12 +98,17 @@ class Client(Searcher):
     ) -> tuple[list[list[Hit]], bool]:
         single = isinstance(queries, str)
         items = [queries] if single else [_plain(query) for query in queries]
-        lists: list[list[Hit]] = []
+        lines = self._search(items, {**options, "k": k, "filter": _plain_filter(filter)})
+        return [line for part in lines for line in part], single
+
+    def _search(self, items: list[Any], options: Mapping[str, Any]) -> Iterator[list[list[Hit]]]:
+        """Yield the hits of 256 queries at a time; many hits of a query come as a stream."""
+        body = {name: _plain(value) for name, value in options.items()}
+        body |= {"partial": True} if self._partial else {}
+        wanted = [body[name] for name in ("k", "offset") if isinstance(body.get(name), int)]
+        body |= {"stream": True} if sum(wanted) > self._most_hits else {}
         for start in range(0, len(items), _TOGETHER):
-            body = {"queries": items[start : start + _TOGETHER], "k": k, "filter": _plain_filter(filter)}
-            body |= {"partial": True} if self._partial else {}
-            lists += self._hits("search", body | {name: _plain(value) for name, value in options.items()})
-        return lists, single
+            yield self._hits("search", {**body, "queries": items[start : start + _TOGETHER]})
 
     def run(
         self,
@@ -106,30 +116,87 @@ class Client(Searcher):
         k: int = 1000,
         filter: Filter | None = None,
         *,
+        feedback: RM3 | None = None,
         fuse: Fuse | None = None,
+        progress: Callable[[int], object] | None = None,
         **options: Unpack[RankOptions],
     ) -> Run:
         """Rank documents for many queries, but return only ids and scores, see `irkit.Retriever.run`."""
+        check_functions("run", progress=progress)
         items = list(parse_queries(queries))
-        contents = [query.text if query.vector is None else query.vector for query in items]
-        with_ids: Any = {**options, "fields": ["id"]}
-        lists = self.search(contents, k, filter, fuse=fuse, **with_ids)
-        return Run(
-            (query.id, [hit.id for hit in line], np.array([hit.score for hit in line], np.float32))
-            for query, line in zip(items, lists, strict=True)
-        )
+        contents = [_plain(query.text if query.vector is None else query.vector) for query in items]
+        asked = {**options, "k": k, "filter": _plain_filter(filter), "fields": ["id"]}
+        asked |= {"feedback": feedback, "fuse": fuse}
+        found = list[list[Hit]]()
+        for part in self._search(contents, asked):
+            found += part
+            if progress is not None:
+                progress(len(part))
+        return _make_run(items, found)
 
+    @overload
+    def rerank(  # type: ignore[overload-overlap]
+        self, queries: str, candidates: Sequence[Any], k: int | None = None, **options: Unpack[SearchOptions]
+    ) -> list[Hit]: ...
+    @overload
     def rerank(
-        self, queries: str | Sequence[str], candidates: Sequence[Any], k: int | None = None
-    ) -> list[Hit] | list[list[Hit]]:
-        """Rank documents of the index, given by ids or hits, see `irkit.Retriever.rerank`."""
+        self, queries: QueriesLike, candidates: Run, k: int | None = None, **options: Unpack[SearchOptions]
+    ) -> Run: ...
+    @overload
+    def rerank(
+        self,
+        queries: Sequence[str],
+        candidates: Sequence[Any],
+        k: int | None = None,
+        **options: Unpack[SearchOptions],
+    ) -> list[list[Hit]]: ...
+    def rerank(
+        self, queries: Any, candidates: Any, k: int | None = None, **options: Unpack[SearchOptions]
+    ) -> list[Hit] | list[list[Hit]] | Run:
+        """Rank documents of the index, given by ids, hits or a `Run`, see `irkit.Retriever.rerank`.
+
+        ``fuse``, ``progress`` (of a run) and the options of a search are taken. ``interaction`` and
+        ``teacher`` are refused, because the server scores; its search ranks again by its models.
+        """
+        given: dict[str, Any] = dict(options)
+        progress, fuse = given.pop("progress", None), given.pop("fuse", None)
+        check_functions("reranking", progress=progress)
+        refused = [name for name in ("interaction", "teacher") if given.pop(name, None) is not None]
+        if refused:
+            raise BadValueError(f"reranking: a Client takes no {refused[0]}, because the server scores")
+        given |= {"k": k} | ({} if fuse is None else {"fuse": fuse})
+        if isinstance(candidates, Run):
+            by_id = {query.id: query for query in parse_queries(queries)}
+            missing = [name for name in candidates.query_ids if name not in by_id]
+            if missing:
+                raise BadValueError(f"reranking: the run has query {missing[0]!r}, whose text is not given")
+            items = [by_id[name] for name in candidates.query_ids]
+            found = list[list[Hit]]()
+            lists = [candidates.columns(query.id)[0] for query in items]
+            for part in self._rerank([query.text for query in items], lists, {**given, "fields": ["id"]}):
+                found += part
+                if progress is not None:
+                    progress(len(part))
+            return _make_run(items, found)
         single = isinstance(queries, str)
-        lists = [candidates] if single else candidates
+        texts, lists = ([queries], [candidates]) if single else (list(queries), list(candidates))
         ids = [[item.id if isinstance(item, Hit) else item for item in line] for line in lists]
-        reranked = self._hits(
-            "rerank", {"queries": [queries] if single else list(queries), "ids": ids, "k": k}
-        )
-        return reranked[0] if single else reranked
+        if len(texts) != len(ids):
+            raise BadValueError(
+                f"reranking: got {len(texts)} queries and {len(ids)} lists of candidates; expected as many"
+            )
+        found = [line for part in self._rerank(texts, ids, given) for line in part]
+        return found[0] if single else found
+
+    def _rerank(
+        self, texts: list[str], ids: list[list[str]], options: Mapping[str, Any]
+    ) -> Iterator[list[list[Hit]]]:
+        """Yield the hits of some queries at a time."""
+        body = {name: _plain(value) for name, value in options.items()}
+        step = max(1, min(_TOGETHER, _RERANKED // max(1, *map(len, ids), 1)))
+        for start in range(0, len(texts), step):
+            part = slice(start, start + step)
+            yield self._hits("rerank", {**body, "queries": texts[part], "ids": ids[part]})
 
     def explain(self, query: str | Mapping[str, float], document: str | Document) -> Explanation:
         """Explain the score of a document, given by its id or as a `Document`."""
@@ -138,23 +205,29 @@ class Client(Searcher):
             target = {"document": _record(document)}
         elif not isinstance(document, str):
             raise BadTypeError(f"explain: got {brief(document)}; expected an id or a Document")
-        answer = self._ask("POST", f"{self._route}/explain", {"query": query, **target})
+        answer = self.transport.ask("POST", f"{self._route}/explain", {"query": query, **target})
         return _explanation(answer)
 
     def facets(self, key: str, filter: Filter | None = None, k: int = 10) -> list[tuple[JSON, int]]:
         """Return the ``k`` most frequent values of a key, see `irkit.Retriever.facets`."""
         body = {"keys": [key], "filter": _plain_filter(filter), "k": k}
-        counts = self._ask("POST", f"{self._route}/facets", body)["facets"][key]
+        counts = self.transport.ask("POST", f"{self._route}/facets", body)["facets"][key]
         return [(item["value"], item["count"]) for item in counts]
 
     # ---- documents ----
 
-    def documents(self, ids: Iterable[str]) -> list[Document]:
-        """Return documents by their ids."""
-        items = self._ask("GET", f"{self._route}/documents?" + urlencode([("id", name) for name in ids]))
-        return [
-            Document(item["id"], item["text"], item["title"], item["metadata"]) for item in items["documents"]
-        ]
+    @property
+    def documents(self) -> ClientDocuments:
+        """The documents of the index: ``client.documents["bears"]``, ``"bears" in client.documents``."""
+        return ClientDocuments(self._fetch)
+
+    def _fetch(self, ids: Sequence[str]) -> list[Document]:
+        found = list[Document]()
+        for start in range(0, len(ids), _TOGETHER):
+            pairs = urlencode([("id", name) for name in ids[start : start + _TOGETHER]])
+            items = self.transport.ask("GET", f"{self._route}/documents?{pairs}")["documents"]
+            found += [Document(item["id"], item["text"], item["title"], item["metadata"]) for item in items]
+        return found
 
     def add(self, documents: DocumentsLike) -> None:
         """Add documents, 256 in one step; return when they are stored. See `irkit.Retriever.add`."""
@@ -167,18 +240,19 @@ class Client(Searcher):
     def remove(self, ids: str | Iterable[str]) -> None:
         """Remove documents in one step; return when that is stored."""
         names = [ids] if isinstance(ids, str) else list(ids)
-        self._ask("DELETE", f"{self._route}/documents", {"ids": names})
+        self.transport.ask("DELETE", f"{self._route}/documents", {"ids": names})
 
     def _send(self, method: str, documents: DocumentsLike) -> None:
         items = [_record(document) for document in parse_documents(documents)]
         for start in range(0, len(items), _TOGETHER):
-            self._ask(method, f"{self._route}/documents", {"documents": items[start : start + _TOGETHER]})
+            body = {"documents": items[start : start + _TOGETHER]}
+            self.transport.ask(method, f"{self._route}/documents", body)
 
     # ---- what it is ----
 
     def stats(self) -> dict[str, Any]:
         """Describe the index: kind, number of documents, model, keys of metadata and more."""
-        return cast(dict[str, Any], self._ask("GET", self._route))
+        return cast(dict[str, Any], self.transport.ask("GET", self._route))
 
     def __len__(self) -> int:
         """Return the number of documents that a search can find."""
@@ -186,8 +260,7 @@ class Client(Searcher):
 
     def close(self) -> None:
         """Close the connections that no thread uses."""
-        while self._idle:
-            self._idle.pop().close()
+        self.transport.close()
 
     def __enter__(self) -> Self:
         return self
@@ -196,12 +269,12 @@ class Client(Searcher):
         self.close()
 
     def __repr__(self) -> str:
-        return f"Client({self._parts.geturl()!r}, {self.index!r})"
+        return f"Client({self._url!r}, {self.index!r})"
 
     # ---- requests ----
 
     def _hits(self, route: str, body: dict[str, Any]) -> list[list[Hit]]:
-        results = self._ask("POST", f"{self._route}/{route}", body)["results"]
+        results = self.transport.ask("POST", f"{self._route}/{route}", body)["results"]
         missing = sorted({name for result in results for name in result.get("missing", ())})
         self._thread.missing = tuple(missing)
         if missing:
@@ -216,51 +289,45 @@ class Client(Searcher):
             for result in results
         ]
 
-    def _ask(self, method: str, path: str, body: Any = None) -> Any:
-        """Send a request and return the JSON of the answer; wait and repeat it while the server is busy.
+
+class ClientDocuments:
+    """Documents of an index on a server, see `Client.documents`."""
+
+    def __init__(self, fetch: Callable[[Sequence[str]], list[Document]]) -> None:
+        self._fetch = fetch
+
+    def __getitem__(self, id: str) -> Document:
+        """Return the document with an id.
 
         Raises:
-            BadValueError: The server refuses the request.
-            StorageError: The server fails or does not answer.
+            BadKeyError: The index lacks the document.
         """
-        content = None if body is None else json.dumps(body).encode()
-        for attempt in range(1, _ATTEMPTS + 1):
-            status, headers, data = self._exchange(method, self._parts.path.rstrip("/") + path, content)
-            if status != 429 or attempt == _ATTEMPTS:
-                break
-            time.sleep(float(headers.get("retry-after", 1)))
+        return self.fetch([id])[0]
+
+    def __contains__(self, id: object) -> bool:
+        """Return whether there is a document with this id."""
         try:
-            answer = json.loads(data)
-        except ValueError as error:
-            raise StorageError(f"{method} {path}: status {status}, and no JSON; is it irkit?") from error
-        if status >= 400:
-            problem = answer.get("error", answer) if isinstance(answer, dict) else answer
-            kind = StorageError if status >= 500 or status == 429 else BadValueError
-            raise kind(f"{method} {path}: {problem}")
-        return answer
+            return isinstance(id, str) and bool(self._fetch([id]))
+        except BadKeyError:
+            return False
 
-    def _exchange(self, method: str, path: str, content: bytes | None) -> tuple[int, Any, bytes]:
-        """Send a request over an idle connection, or over a new one; the server may have closed idle ones."""
-        while True:
-            is_old = bool(self._idle)
-            connection = self._idle.pop() if is_old else self._connect()
-            try:
-                connection.request(method, path, content, self._headers)
-                response = connection.getresponse()
-                answer = response.status, response.headers, response.read()
-            except (OSError, http.client.HTTPException) as error:
-                connection.close()
-                if not (is_old and isinstance(error, ConnectionError)):
-                    address = f"{self._parts.scheme}://{self._parts.netloc}{path}"
-                    raise StorageError(f"{method} {address}: {error}; is the server up?") from error
-            else:
-                self._idle.append(connection)
-                return answer
+    def fetch(self, ids: Iterable[str]) -> list[Document]:
+        """Return documents by their ids, in this order.
 
-    def _connect(self) -> http.client.HTTPConnection:
-        secure = self._parts.scheme == "https"
-        kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-        return kind(cast(str, self._parts.hostname), self._parts.port, timeout=self._timeout)
+        Raises:
+            BadTypeError: The ids are one string.
+            BadKeyError: The index lacks one of the documents.
+        """
+        if isinstance(ids, str):
+            raise BadTypeError(f"documents: got {brief(ids)}; expected a list of ids")
+        return self._fetch(list(ids))
+
+
+def _make_run(items: Sequence[Query], found: Sequence[Sequence[Hit]]) -> Run:
+    return Run(
+        (query.id, [hit.id for hit in line], np.array([hit.score for hit in line], np.float32))
+        for query, line in zip(items, found, strict=True)
+    )
 
 
 def _passage(answer: dict[str, int] | None) -> Passage | None:
@@ -271,6 +338,8 @@ def _plain(value: Any) -> Any:
     """Convert a value for JSON: arrays and other iterables become lists."""
     if hasattr(value, "tolist"):
         return value.tolist()
+    if is_dataclass(value) and not isinstance(value, type):  # RM3
+        return asdict(value)
     is_plain = value is None or isinstance(value, str | int | float | Mapping)
     return value if is_plain else [_plain(item) for item in value]
 
