@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,15 +15,21 @@ pytest.importorskip("fastapi", reason="needs: pip install 'irkit[serve]'")
 
 from fastapi.testclient import TestClient
 
+from irkit import Retriever
+from irkit.client import Client
+from irkit.errors import BadValueError
+from irkit.ray_engine.ray_start import start_ray
 from irkit.serve.access import read_keys
 from irkit.serve.app import create_app
 from irkit.serve.catalogue import Catalogue
+from irkit.serve.ray_deployment import deploy
 from irkit.serve.serve_config import ServeConfig
 from irkit.shards import reshard
 
 Ask = Callable[..., Any]
 KEY = {"authorization": "Bearer correct-horse"}
 INDEXES, MODELS = ("words", "notes", "colbert"), ("cross",)
+WORDS = ["bear", "winter", "copper", "wire", "den", "sleep", "zebra", "lion"]
 DOCUMENTS = "/indexes/{}/documents"
 
 
@@ -110,3 +117,39 @@ def test_shards_are_served_as_one_index(ask: Ask) -> None:
         ask(path, {"ids": ["d5"]}, "DELETE", 404)
         ask(f"{path}?id=d5", status=404)
     check_searches(ask)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("engine", [None, "ray"])
+def test_a_deployment_of_ray_serve_answers_as_one_index(
+    engine: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two replicas answer what one process finds, and see each other's changes."""
+    serve = pytest.importorskip("ray.serve", reason="needs: pip install 'irkit[ray]'")
+    documents = [{"_id": f"d{n}", "text": f"{word} search {word * (n % 3)}"} for n, word in enumerate(WORDS)]
+    one = Retriever.build("bm25", documents, tmp_path / "one")
+    Retriever.build("bm25", documents, tmp_path / "words", shards=2).close()
+    monkeypatch.setenv("IRKIT_SERVE_KEYS", "write correct-horse")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    ray = start_ray(None)
+    try:
+        serve.start(http_options={"host": "127.0.0.1", "port": port})
+        options = {"engine": engine} if engine else {}
+        serve.run(deploy({"paths": str(tmp_path / "words"), "replicas": 2, **options}))
+        url = f"http://127.0.0.1:{port}"
+        with Client(url) as stranger, pytest.raises(BadValueError, match="key"):
+            stranger.remove(["d1"])
+        with Client(url, key="correct-horse") as client:
+            for step in range(2):
+                for _ in range(4):  # either replica
+                    for query in ("search", *WORDS[:3]):
+                        assert client.search(query, 5) == one.search(query, 5)
+                if not step:
+                    for retriever in (one, client):
+                        retriever.add([{"_id": "new", "text": f"zebra {WORDS[0]}"}])
+                        retriever.remove(["d2"])
+    finally:
+        serve.shutdown()
+        ray.shutdown()
