@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,10 +16,12 @@ from irkit.data import Document, Query
 from irkit.encoder_free import Vectors
 from irkit.errors import BadValueError, CorruptError, StorageError
 from irkit.exporting import export
-from irkit.exporting.contents import Contents
+from irkit.exporting.contents import Contents, split_rows
 from irkit.exporting.to_opensearch import index_body, source
+from irkit.exporting.to_qdrant import COLLECTION
 from irkit.exporting.to_vespa import schema
 from irkit.index.filters import parse_filter
+from irkit.model import Model
 from irkit.remote import LanceDB, Qdrant
 from irkit.remote.sql_filter import sql_filter
 
@@ -94,6 +98,40 @@ def open_remote(exported, engine: str):
     )
 
 
+@pytest.mark.parametrize("engine", ["qdrant", "qdrant-edge"])
+def test_qdrant_has_a_named_vector_for_each_head(engine: str, tiny_bert: Path, tmp_path: Path) -> None:
+    library = pytest.importorskip(ENGINES[engine], reason=REASON)
+    heads = {"dense": {}, "sparse": "token_weight", "tokens": {"head": "multi_vector"}}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the heads are random
+        model = Model.several(tiny_bert, heads, device="cpu")
+    texts = ["search index", "a", "", "token text"]
+    items = [Document(f"d{number}", text) for number, text in enumerate(texts)]
+    retriever = Retriever.build(model, items, tmp_path / "index")
+    assert export(retriever, engine, tmp_path / "out") == 4
+    with pytest.raises(BadValueError, match="several representations"):
+        Qdrant(tmp_path / "out")
+    if engine == "qdrant-edge":
+        return
+    client = library.QdrantClient(path=str(tmp_path / "out"))
+    query: Any = model.encode_representation(["search text"], side="query")
+    for name, part in retriever.index.parts.items():
+        rows, scores = part.search(query.parts[name], 3)
+        [vector] = split_rows(query.parts[name])
+        if name == "sparse":
+            terms, weights = vector
+            vector = library.models.SparseVector(indices=terms.tolist(), values=weights.tolist())
+        else:
+            vector = vector.tolist()
+        points = client.query_points(COLLECTION, query=vector, using=name, limit=3).points
+        # Qdrant leaves out documents without a common term, which irkit ranks with a score of 0
+        assert [point.id for point in points] == rows[0, : len(points)].tolist()
+        assert not scores[0, len(points) :].clip(0).any()
+        wanted = scores[0, : len(points)].tolist()
+        assert [point.score for point in points] == pytest.approx(wanted, rel=1e-5, abs=1e-5)
+    client.close()
+
+
 @pytest.mark.parametrize("engine", list(ENGINES))
 def test_same_hits_for_every_filter(exported, engine: str) -> None:
     retriever, queries, _ = exported
@@ -103,7 +141,8 @@ def test_same_hits_for_every_filter(exported, engine: str) -> None:
             ours, theirs = retriever.search(queries, 10, where), remote.search(queries, 10, where)
             assert names(theirs) == names(ours)
             for line, other in zip(ours, theirs, strict=True):
-                assert [hit.score for hit in other] == pytest.approx([hit.score for hit in line], rel=1e-5)
+                scores = [hit.score for hit in line]
+                assert [hit.score for hit in other] == pytest.approx(scores, rel=1e-5, abs=1e-6)
                 for hit, same in zip(line, other, strict=True):
                     assert (same.text, same.title, same.metadata) == (hit.text, hit.title, hit.metadata)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +16,12 @@ from irkit.data import Document, read_documents
 from irkit.encoder_free import Vectors
 from irkit.errors import BadTypeError, BadValueError, MissingDependencyError, StorageError
 from irkit.exporting import export
-from irkit.exporting.contents import Contents
+from irkit.exporting.contents import Contents, split_rows
 from irkit.exporting.marks import marks
 from irkit.exporting.to_opensearch import index_body
 from irkit.exporting.to_vespa import put, schema
 from irkit.index import Limits, use_limits
+from irkit.model import Model
 
 KINDS = ("dense", "multi_vector", "sparse", "bm25")
 
@@ -81,6 +83,50 @@ def test_files_are_read_again(retriever: Retriever, to: str, tmp_path: Path) -> 
     model = "bm25" if retriever.model.name == "bm25" else "vectors"
     again = Retriever.build(model, read_documents(str(tmp_path / f"out.{to}")), tmp_path / "again")
     assert representations(again) == representations(retriever)
+
+
+@pytest.fixture(scope="module")
+def several(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Retriever:
+    """An index of a model with three heads, with a removed document and an empty one."""
+    heads = {"dense": {}, "sparse": "token_weight", "tokens": {"head": "multi_vector"}}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the heads are random
+        model = Model.several(tiny_bert, heads, device="cpu")
+    texts = ["search index", "a", "", "token text"]
+    items = [Document(f"d{number}", text) for number, text in enumerate(texts)]
+    built = Retriever.build(model, items, tmp_path_factory.mktemp("several") / "index")
+    built.remove("d1")
+    return built
+
+
+@pytest.mark.parametrize("to", ["jsonl", "parquet"])
+def test_each_head_has_a_column(several: Retriever, to: str, tmp_path: Path) -> None:
+    out = tmp_path / f"out.{to}"
+    assert export(several, to, out) == 3
+    if to == "parquet":
+        rows = pytest.importorskip("pyarrow.parquet").read_table(out).to_pylist()
+    else:
+        rows = json_lines(out)
+    assert [row["_id"] for row in rows] == ["d0", "d2", "d3"]
+    stored = several.index.representations(np.array([0, 2, 3])).parts
+    terms = several.model.heads["sparse"].vocabulary
+    columns = {name: list(split_rows(part)) for name, part in stored.items()}
+    for number, row in enumerate(rows):
+        assert [name for name in row if "vector" in name] == [f"vector_{name}" for name in columns]
+        assert row["vector_dense"] == columns["dense"][number].tolist()
+        assert row["vector_tokens"] == columns["tokens"][number].tolist()
+        weights = zip(*columns["sparse"][number], strict=True)
+        assert dict(row["vector_sparse"]) == {terms[term]: weight for term, weight in weights}
+
+
+@pytest.mark.parametrize("to", ["opensearch", "elasticsearch", "vespa", "lancedb"])
+def test_several_heads_are_refused_where_a_document_has_one_vector(
+    several: Retriever, to: str, tmp_path: Path
+) -> None:
+    expected = f"{to} holds one representation .* dense, sparse, tokens; export to jsonl, parquet, qdrant"
+    with pytest.raises(BadValueError, match=expected):
+        export(several, to, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_opensearch_and_elasticsearch(retriever: Retriever, tmp_path: Path) -> None:

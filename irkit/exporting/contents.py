@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from irkit.core.representation import Dense, MultiVector, Representation
+from irkit.core.representation import Dense, MultiVector, Representation, Several
 from irkit.data import Document
 from irkit.index.array_files import Array
+from irkit.index.several_index import SeveralIndex
 from irkit.retrieval.retriever import Retriever
 
 _TOGETHER = 256  # documents in memory
@@ -24,11 +25,24 @@ class Exported(NamedTuple):
         row: Its row in the index; its id in engines whose ids are numbers.
         document: Id, text and metadata.
         vector: ``(dim,)`` or ``(tokens, dim)`` float32; or, if sparse, terms ``(n,)`` and weights ``(n,)``.
+            Of a model with several heads, a dictionary of these by head.
     """
 
     row: int
     document: Document
     vector: Any
+
+
+class Column(NamedTuple):
+    """One of the representations that documents have.
+
+    Attributes:
+        kind: ``"dense"``, ``"multi_vector"`` or ``"sparse"``.
+        dim: Width of a vector, or number of terms.
+    """
+
+    kind: str
+    dim: int
 
 
 class KeyTypes(NamedTuple):
@@ -63,7 +77,7 @@ class Contents:
 
     @property
     def kind(self) -> str:
-        """``"dense"``, ``"multi_vector"`` or ``"sparse"``."""
+        """``"dense"``, ``"multi_vector"`` or ``"sparse"``; ``"several"`` of a model with several heads."""
         return str(self.retriever.store.meta["model"]["kind"])
 
     @property
@@ -75,6 +89,32 @@ class Contents:
     def dim(self) -> int:
         """Width of a vector, or number of terms."""
         return self.retriever.index.dim or int(self.retriever.store.meta["model"]["dim"] or 1)
+
+    @cached_property
+    def columns(self) -> dict[str, Column]:
+        """The representations of a document: by head if the model has several, or else by kind."""
+        index = self.retriever.index
+        if not isinstance(index, SeveralIndex):
+            return {self.kind: Column(self.kind, self.dim)}
+        return {name: Column(str(part.representation), part.dim or 1) for name, part in index.parts.items()}
+
+    def vectors(self, item: Exported) -> dict[str, Any]:
+        """Return the vectors of a document by the names of `columns`."""
+        return item.vector if isinstance(item.vector, dict) else {self.kind: item.vector}
+
+    @cached_property
+    def _names(self) -> dict[str, Sequence[str]]:
+        model: Any = self.retriever.model
+        heads = model.heads if self.kind == "several" else {self.kind: model}
+        return {
+            name: heads[name].vocabulary for name, column in self.columns.items() if column.kind == "sparse"
+        }
+
+    def weights(self, name: str, vector: Any) -> dict[str, float]:
+        """Return the weights of a sparse vector of the column ``name`` by the names of their terms."""
+        terms, weights = vector
+        names = self._names[name]
+        return dict(zip([names[term] for term in terms.tolist()], weights.tolist(), strict=True))
 
     @cached_property
     def terms(self) -> Sequence[str]:
@@ -131,8 +171,13 @@ class Contents:
         yield from (live[start : start + _TOGETHER] for start in range(0, len(live), _TOGETHER))
 
 
-def split_rows(representation: Representation) -> Iterator[Any]:
+def split_rows(representation: Representation | Several) -> Iterator[Any]:
     """Yield the vector of each row, see `Exported`."""
+    if isinstance(representation, Several):
+        parts = [split_rows(part) for part in representation.parts.values()]
+        for vectors in zip(*parts, strict=True):
+            yield dict(zip(representation.parts, vectors, strict=True))
+        return
     arrays = representation.arrays()
     if isinstance(representation, Dense):
         yield from arrays["values"]

@@ -16,6 +16,7 @@ class Target:
     Attributes:
         write: Writes the contents of an index to a path that does not exist yet. It is published afterwards.
         kinds: Kinds of representation that the target holds.
+        several: Whether it holds several representations of a document.
         is_folder: Whether the export is a folder rather than a file.
         suffix: Extension that a file must have.
         send: Sends the contents of an index to the address of a server; None if only paths are written.
@@ -23,6 +24,7 @@ class Target:
 
     write: Callable[[Contents, Path], None]
     kinds: tuple[str, ...] = ("dense", "multi_vector", "sparse")
+    several: bool = False
     is_folder: bool = False
     suffix: str = ""
     send: Callable[[Contents, str], None] | None = None

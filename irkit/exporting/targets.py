@@ -12,6 +12,7 @@ from irkit.errors import BadTypeError, BadValueError, StorageError
 from irkit.exporting.contents import Contents
 from irkit.exporting.target import Target
 from irkit.index import Index
+from irkit.index.several_index import SeveralIndex
 from irkit.retrieval.retriever import Retriever
 from irkit.utils.atomic import check_folder, publish_folder, replacing, scratch
 from irkit.utils.plugins import Registry
@@ -99,7 +100,15 @@ def _check_contents(contents: Contents, to: str, target: Target) -> None:
     Raises:
         BadValueError: It holds other kinds of vectors, or documents have several.
     """
-    if contents.kind not in target.kinds and not contents.is_bm25:
+    if contents.kind == "several":
+        if not target.several:
+            names = ", ".join(contents.columns)
+            able = ", ".join(name for name in TARGETS if TARGETS[name].several)
+            raise BadValueError(
+                f"export: {to} holds one representation of a document, and this index has {names}; export to "
+                f"{able}, or build an index of one head: Retriever.build(model.heads[NAME], ...)"
+            )
+    elif contents.kind not in target.kinds and not contents.is_bm25:
         raise BadValueError(
             f"export: {to} holds {' and '.join(target.kinds)}, and this index is {contents.kind}; "
             "export to another engine, or to jsonl"
@@ -113,6 +122,8 @@ def _check_contents(contents: Contents, to: str, target: Target) -> None:
 
 def _approximation(index: Index) -> str | None:
     """Describe how an index compresses vectors; None if it stores them without loss."""
+    if isinstance(index, SeveralIndex):
+        return next(filter(None, map(_approximation, index.parts.values())), None)
     config = index.config
     if config.kind == "plaid" and not getattr(config, "keep_tokens", False):
         return "plaid stores a centroid and a residual of a few bits per token"

@@ -1,4 +1,7 @@
-"""Write lines of JSON that `irkit index` reads: ``_id``, ``title``, ``text``, ``metadata``, ``vector``."""
+"""Write lines of JSON that `irkit index` reads: ``_id``, ``title``, ``text``, ``metadata``, ``vector``.
+
+Of a model with several heads, each head has a field: ``vector_dense`` for the head ``dense``.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +19,17 @@ def record(contents: Contents, item: Exported) -> dict[str, Any]:
     fields: dict[str, Any] = {"_id": document.id, "title": document.title, "text": document.text}
     fields["metadata"] = dict(document.metadata)
     if not contents.is_bm25:
-        fields["vector"] = named(contents, item) if contents.kind == "sparse" else item.vector.tolist()
+        for name, vector in contents.vectors(item).items():
+            is_sparse = contents.columns[name].kind == "sparse"
+            fields[field_of(contents, name)] = (
+                contents.weights(name, vector) if is_sparse else vector.tolist()
+            )
     return fields
 
 
-def named(contents: Contents, item: Exported) -> dict[str, float]:
-    """Return the weights of a sparse vector by the names of their terms."""
-    terms, weights = item.vector
-    names = [contents.terms[term] for term in terms.tolist()]
-    return dict(zip(names, weights.tolist(), strict=True))
+def field_of(contents: Contents, name: str) -> str:
+    """Return the field of a representation."""
+    return f"vector_{name}" if contents.kind == "several" else "vector"
 
 
 def _write(contents: Contents, path: Path) -> None:
@@ -33,4 +38,4 @@ def _write(contents: Contents, path: Path) -> None:
             stream.write(json.dumps(record(contents, item), ensure_ascii=False) + "\n")
 
 
-TARGET = Target(_write, suffix=".jsonl")
+TARGET = Target(_write, suffix=".jsonl", several=True)

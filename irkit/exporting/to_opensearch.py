@@ -16,7 +16,6 @@ from irkit.errors import BadValueError
 from irkit.exporting.contents import Contents, Exported
 from irkit.exporting.marks import MARKS, marks
 from irkit.exporting.target import Target
-from irkit.exporting.to_json_lines import named
 from irkit.index.limits import current_limits
 
 _KEYWORD = {"type": "keyword", "ignore_above": 8191}  # 32,766 bytes is the longest term of Lucene
@@ -77,7 +76,9 @@ def source(contents: Contents, item: Exported) -> dict[str, Any]:
         return fields
     if contents.kind != "sparse":
         return fields | ({"vector": item.vector.tolist()} if len(item.vector) else {})
-    weights = {feature(term): weight for term, weight in named(contents, item).items() if weight}
+    weights = {
+        feature(term): weight for term, weight in contents.weights("sparse", item.vector).items() if weight
+    }
     if any(weight < 0 for weight in weights.values()):
         raise BadValueError(
             f"export: document {document.id!r} has a weight below 0; expected positive ones, because these "

@@ -1,13 +1,14 @@
 """Write a collection of Qdrant: to a server, or to a folder for the local mode of qdrant-client.
 
-A point is a document. Its number is the row of the document, its only vector is named after the kind of the
-representation, and its payload has ``_id``, ``title``, ``text``, ``metadata`` and ``marks``, see
-`irkit.exporting.marks`. Terms of sparse vectors are numbers.
+A point is a document. Its number is the row of the document. Its vector is named after the kind of the
+representation; of a model with several heads, each head has a vector of its name. The payload has ``_id``,
+``title``, ``text``, ``metadata`` and ``marks``, see `irkit.exporting.marks`. Terms of sparse vectors are
+numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -53,7 +54,8 @@ def point_batches(contents: Contents) -> Iterator[list[Exported]]:
     batch: list[Exported] = []
     count = 0
     for item in contents:
-        size = len(item.vector[0]) if contents.kind == "sparse" else item.vector.size
+        vectors = contents.vectors(item).values()
+        size = sum(len(vector[0]) if isinstance(vector, tuple) else vector.size for vector in vectors)
         if batch and (len(batch) == _POINTS or count + size > _NUMBERS):
             yield batch
             batch, count = [], 0
@@ -63,35 +65,42 @@ def point_batches(contents: Contents) -> Iterator[list[Exported]]:
         yield batch
 
 
-def is_empty(contents: Contents, item: Exported) -> bool:
-    """Return True if a document has no tokens or terms."""
-    return len(item.vector[0] if contents.kind == "sparse" else item.vector) == 0
+def point_vectors(contents: Contents, item: Exported, sparse: Callable[..., Any]) -> dict[str, Any]:
+    """Return the vectors of a point by name, without those that have no tokens or terms.
+
+    Args:
+        contents: What is exported.
+        item: The document.
+        sparse: Class of sparse vectors, made of numbers of terms and weights.
+    """
+    found: dict[str, Any] = {}
+    for name, vector in contents.vectors(item).items():
+        if isinstance(vector, tuple) and len(vector[0]):
+            found[name] = sparse(indices=vector[0].tolist(), values=vector[1].tolist())
+        elif not isinstance(vector, tuple) and len(vector):
+            found[name] = vector.tolist()
+    return found
 
 
 def _upload(client: Any, collection: str, contents: Contents) -> None:
     """Make a collection. Its description is written last and marks the collection as complete."""
-    models, name = require("qdrant_client", "engines", "Qdrant").models, contents.kind
-    if name == "sparse":
-        vectors: dict[str, Any] = {"vectors_config": {}}
-        vectors["sparse_vectors_config"] = {name: models.SparseVectorParams()}
-    else:
-        together = models.MultiVectorConfig(comparator=models.MultiVectorComparator.MAX_SIM)
-        params = models.VectorParams(
-            size=contents.dim,
-            distance=models.Distance.DOT,
-            multivector_config=together if name == "multi_vector" else None,
-        )
-        vectors = {"vectors_config": {name: params}}
-    client.create_collection(collection, **vectors)
+    models = require("qdrant_client", "engines", "Qdrant").models
+    together = models.MultiVectorConfig(comparator=models.MultiVectorComparator.MAX_SIM)
+    sparse, vectors = {}, {}
+    for name, column in contents.columns.items():
+        if column.kind == "sparse":
+            sparse[name] = models.SparseVectorParams()
+        else:
+            vectors[name] = models.VectorParams(
+                size=column.dim,
+                distance=models.Distance.DOT,
+                multivector_config=together if column.kind == "multi_vector" else None,
+            )
+    client.create_collection(collection, vectors_config=vectors, sparse_vectors_config=sparse or None)
     for batch in point_batches(contents):
         points = []
         for item in batch:
-            if name == "sparse":
-                terms, weights = item.vector
-                vector = models.SparseVector(indices=terms.tolist(), values=weights.tolist())
-            else:
-                vector = item.vector.tolist()
-            named = {} if is_empty(contents, item) else {name: vector}
+            named = point_vectors(contents, item, models.SparseVector)
             points.append(models.PointStruct(id=item.row, vector=named, payload=payload(item)))
         client.upsert(collection, points, wait=True)
     client.update_collection(collection, metadata={"irkit": contents.about})
@@ -122,4 +131,4 @@ def _send(contents: Contents, address: str) -> None:
             raise
 
 
-TARGET = Target(_write, is_folder=True, send=_send)
+TARGET = Target(_write, several=True, is_folder=True, send=_send)

@@ -4,42 +4,36 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from irkit.errors import require
 from irkit.exporting.contents import Contents
 from irkit.exporting.target import Target
-from irkit.exporting.to_qdrant import is_empty, payload, point_batches
+from irkit.exporting.to_qdrant import payload, point_batches, point_vectors
 
 ABOUT = "irkit-export.json"
 """File in the folder that says what a search must know."""
 
 
 def _write(contents: Contents, path: Path) -> None:
-    edge, name = require("qdrant_edge", "engines", "irkit export --to qdrant-edge"), contents.kind
+    edge = require("qdrant_edge", "engines", "irkit export --to qdrant-edge")
     path.mkdir()
-    if name == "sparse":
-        config = edge.EdgeConfig(sparse_vectors={name: edge.EdgeSparseVectorParams()})
-    else:
-        together = edge.MultiVectorConfig(edge.MultiVectorComparator.MaxSim)
-        params = edge.EdgeVectorParams(
-            contents.dim,
-            edge.Distance.Dot,
-            multivector_config=together if name == "multi_vector" else None,
-        )
-        config = edge.EdgeConfig(vectors={name: params})
+    together = edge.MultiVectorConfig(edge.MultiVectorComparator.MaxSim)
+    sparse, vectors = {}, {}
+    for name, column in contents.columns.items():
+        if column.kind == "sparse":
+            sparse[name] = edge.EdgeSparseVectorParams()
+        else:
+            is_multi = column.kind == "multi_vector"
+            vectors[name] = edge.EdgeVectorParams(
+                column.dim, edge.Distance.Dot, multivector_config=together if is_multi else None
+            )
+    config = edge.EdgeConfig(vectors=vectors or None, sparse_vectors=sparse or None)
     shard = edge.EdgeShard.create(str(path), config)
     try:
         for batch in point_batches(contents):
             points = []
             for item in batch:
-                vector: Any
-                if name == "sparse":
-                    terms, weights = item.vector
-                    vector = edge.SparseVector(terms.tolist(), weights.tolist())
-                else:
-                    vector = item.vector.tolist()
-                named = {} if is_empty(contents, item) else {name: vector}
+                named = point_vectors(contents, item, edge.SparseVector)
                 points.append(edge.Point(item.row, named, payload(item)))
             shard.update(edge.UpdateOperation.upsert_points(points))
         shard.flush()
@@ -48,4 +42,4 @@ def _write(contents: Contents, path: Path) -> None:
     (path / ABOUT).write_text(json.dumps(contents.about))
 
 
-TARGET = Target(_write, is_folder=True)
+TARGET = Target(_write, several=True, is_folder=True)

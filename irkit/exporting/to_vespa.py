@@ -17,7 +17,6 @@ from typing import Any
 from irkit.exporting.contents import Contents, Exported, KeyTypes
 from irkit.exporting.marks import MARKS, marks
 from irkit.exporting.target import Target
-from irkit.exporting.to_json_lines import named
 
 _TYPES = {"number": "double", "string": "string", "boolean": "bool"}
 _SERVICES = """<?xml version="1.0" encoding="UTF-8"?>
@@ -88,7 +87,7 @@ def put(contents: Contents, item: Exported) -> dict[str, Any]:
         tokens = {str(number): token.tolist() for number, token in enumerate(item.vector)}
         fields["vector"] = {"blocks": tokens}
     elif not contents.is_bm25:
-        fields["vector"] = {"cells": named(contents, item)}
+        fields["vector"] = {"cells": contents.weights("sparse", item.vector)}
     return {"put": f"id:irkit:passage::{document.id}", "fields": fields}
 
 

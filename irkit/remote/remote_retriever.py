@@ -69,9 +69,15 @@ class RemoteRetriever(OtherRetriever):
 
         Raises:
             CorruptError: The engine holds no finished export of irkit.
+            BadValueError: Its documents have several representations.
         """
         if not isinstance(about, dict) or not {"model", "kind", "dim", "keys"} <= about.keys():
             raise CorruptError(f"{name}: it is no finished export of irkit; run irkit export again")
+        if about["kind"] == "several":
+            raise BadValueError(
+                f"{name}: its documents have several representations, which the engine's client searches; "
+                "export an index of one head to search it from here"
+            )
         self.name, self.about, self._choice = name, about, model
 
     @cached_property
