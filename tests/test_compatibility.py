@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import tempfile
@@ -22,7 +23,10 @@ from irkit.encoder.families import masked_lm
 PAGE = Path(__file__).parents[1] / "docs" / "encoders.md"
 BEGIN, END = "<!-- compatibility: tests/test_compatibility.py writes this table -->", "<!-- end -->"
 COLUMNS = ("architecture", "runs", "hidden states", "beside other rows")
-COLUMNS += ("bfloat16", "int8", "masked language model", "ONNX")
+COLUMNS += ("bfloat16", "int8", "masked language model", "ONNX", "speed")
+SPEEDS = PAGE.parents[1] / "benchmarks" / "results" / "families.jsonl"
+MEASURED = {"bert": "BERT", "mpnet": "MPNet", "nomic_bert": "Nomic-BERT", "gte": "GTE", "qwen3": "Qwen3"}
+MEASURED |= {"embeddinggemma": "EmbeddingGemma"}  # names in the suite families
 HEADER = f"| {' | '.join(COLUMNS)} |\n|{' --- |' * len(COLUMNS)}"
 
 
@@ -50,6 +54,17 @@ def in_onnx(encoder: Encoder, rows: Ragged, expected: list[torch.Tensor]) -> boo
 def near(found: torch.Tensor, expected: list[torch.Tensor]) -> bool:
     wanted = torch.cat(expected)
     return bool((found - wanted).abs().max() <= 1e-5 * max(1, float(wanted.abs().max())))
+
+
+def speed(name: str, results: Path = SPEEDS) -> str:
+    """Return how many times as fast as sentence-transformers each precision is, on the shortest texts."""
+    lines = map(json.loads, results.read_text("utf-8").splitlines() if results.exists() else ())
+    rows = [line for line in lines if name in MEASURED and line.get("family") == MEASURED[name]]
+    found: dict[str, float] = {}
+    for line in rows:
+        if "x sentence-transformers" in line:
+            found.setdefault(line["contender"].removeprefix("irkit "), line["x sentence-transformers"])
+    return ", ".join(f"{kind} {times:.1f}" for kind, times in found.items()) or "not measured"
 
 
 def row(name: str) -> str:
@@ -82,11 +97,23 @@ def row(name: str) -> str:
         cells += [native and masked_lm(ours.settings) is not None, onnx]
     how = "irkit" if native else "packed" if ours.packed else "alone" if ours.alone else "padded"
     way = "irkit" if native else f"transformers, {how}"
-    return f"| {name} | {way} | " + " | ".join("yes" if cell else "no" for cell in cells) + " |"
+    return (
+        f"| {name} | {way} | " + " | ".join("yes" if cell else "no" for cell in cells) + f" | {speed(name)} |"
+    )
 
 
 def table() -> str:
     return "\n".join([HEADER, *map(row, [*FAMILIES, *ADAPTED])])
+
+
+def test_speeds_are_those_of_the_shortest_passages(tmp_path: Path) -> None:
+    path = tmp_path / "families.jsonl"
+    assert speed("gte", path) == "not measured"
+    times = "x sentence-transformers"
+    lines = [{"family": "GTE", "contender": "irkit int8", times: value} for value in (5.04, 4.0)]
+    lines += [{"family": "GTE", "contender": "irkit float32", "not timed": "differs"}]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    assert (speed("gte", path), speed("t5", path)) == ("int8 5.0", "not measured")
 
 
 def test_the_page_has_the_table_that_the_encoders_give() -> None:
