@@ -30,8 +30,8 @@ from benchmarks.worker import K, Options
 COLLECTIONS = ("generated 200k x 384", "generated 200k x 768", "passages")
 ROUNDS = 3
 _ROUND = 0.1  # seconds that a setting may take in a round, if five queries take no more
-_PROBES = (2, 4, 6, 8, 12, 16, 32, 64, 96, 128, 192, 256, 384, 512)  # lists that all engines read
-_CANDIDATES = (20, 50, 120, 300)
+_PROBES = (2, 4, 6, 8, 12, 16, 32, 64, 80, 96, 112, 128, 136, 144, 160, 192, 224, 256, 320, 384, 512)  # lists
+_CANDIDATES = (20, 50, 120, 200, 300)  # that are ranked again; the same numbers for all engines
 _EXPANSIONS = (16, 32, 64, 128, 256, 512)
 PLOT = Path(__file__).parents[1] / "docs" / "dense.svg"
 
@@ -42,18 +42,25 @@ def contenders(documents: int, dim: int) -> dict[str, Contender]:
     peer = partial(contender, python=True)
     lists = 1024 if documents < 500_000 else 4096
 
-    def grid(first: str, second: str, choices: tuple[int, ...]) -> tuple[Options, ...]:
+    def grid(first: str, second: str, choices: Sequence[int] = _CANDIDATES) -> tuple[Options, ...]:
         return tuple({first: one, second: other} for one in _PROBES for other in choices)
 
-    ours = ({}, *grid("probes", "candidates", _CANDIDATES))
-    scanned = grid("leaves_to_search", "pre_reorder_num_neighbors", (20, 60, 200))
+    def faiss(codes: str, before: str = "", settings: tuple[Options, ...] = ()) -> Contender:
+        return peer("faiss", {"factory": f"{before}IVF{lists},{codes}"}, settings or product, "faiss")
+
+    ours = ({}, *grid("probes", "candidates"))
+    scanned = grid("leaves_to_search", "pre_reorder_num_neighbors")
     graph = tuple({"efSearch": each} for each in _EXPANSIONS)
-    product = grid("nprobe", "k_factor", (2, 5, 12))
+    product = grid("nprobe", "k_factor", [each // K for each in _CANDIDATES])
     return {
         "irkit float16": contender("irkit", {"keep": "float16"}, ours),
         "irkit int8": contender("irkit", {"keep": "int8"}, ours),
         "irkit none": contender("irkit", {"keep": "none"}, ours),
-        "FAISS IVF, PQ": peer("faiss", {"factory": f"IVF{lists},PQ{dim // 4}x4fs,RFlat"}, product, "faiss"),
+        "FAISS IVF, PQ": faiss(f"PQ{dim // 4}x4fs,RFlat"),
+        "FAISS IVF, PQ d/2": faiss(f"PQ{dim // 2}x4fs,RFlat"),
+        "FAISS IVF, OPQ": faiss(f"PQ{dim // 4}x4fs,RFlat", f"OPQ{dim // 4},"),
+        "FAISS IVF, RaBitQ": faiss("RaBitQfs,RFlat"),
+        "FAISS IVF, SQ8": faiss("SQ8", settings=tuple({"nprobe": each} for each in _PROBES)),
         "FAISS HNSW": peer("faiss", {"factory": "HNSW32"}, graph, "faiss"),
         "hnswlib": peer(
             "hnswlib",

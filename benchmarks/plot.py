@@ -24,6 +24,7 @@ _COLORS = {
     "irkit int8": "#56b4e9",
     "irkit none": "#7b61c4",
     "FAISS IVF, PQ": "#d55e00",
+    "FAISS IVF, RaBitQ": "#e69f00",
     "FAISS HNSW": "#cc79a7",
     "hnswlib": "#a9705a",
     "usearch": "#999999",

@@ -606,6 +606,31 @@ def test_scale_measures_a_kind_and_keeps_the_rows_of_others(tmp_path: Path, monk
         scale.main([5], ["plait"])
 
 
+def test_engines_with_lists_read_and_rank_as_many() -> None:
+    from benchmarks.dense import contenders
+
+    known = contenders(143_097, 384)
+    products = ["FAISS IVF, PQ", "FAISS IVF, PQ d/2", "FAISS IVF, OPQ", "FAISS IVF, RaBitQ"]
+    assert known["FAISS IVF, OPQ"].options == {"factory": "OPQ96,IVF1024,PQ96x4fs,RFlat"}
+    assert contenders(1_000_000, 384)["FAISS IVF, SQ8"].options == {"factory": "IVF4096,SQ8"}
+    grids = {
+        tuple(tuple(each.values()) for each in known[name].settings if each)
+        for name in ("irkit int8", "ScaNN")
+    }
+    grids |= {
+        tuple((one["nprobe"], 10 * one["k_factor"]) for one in known[name].settings) for name in products
+    }
+    assert len(grids) == 1
+    assert {(each["nprobe"],) for each in known["FAISS IVF, SQ8"].settings} == {
+        pair[:1] for pair in grids.pop()
+    }
+    assert all(
+        contenders(*size)[name].settings == known[name].settings
+        for size in ((10**6, 384), (1, 8))
+        for name in known
+    )
+
+
 def test_dense_measures_a_collection_and_keeps_the_rows_of_others(tmp_path: Path, monkeypatch: Any) -> None:
     from benchmarks import dense, harness
 
