@@ -64,10 +64,22 @@ SETTINGS: dict[str, list[Backend]] = {
             Backend({"kind": "flat", "dtype": "int8"}, kind, False, True)
             for kind in ("dense", "multi_vector")
         ),
+        Backend({"kind": "flat", "metric": "cosine"}, "dense", False, True),
+        Backend({"kind": "flat", "metric": "euclidean"}, "dense"),
+        Backend({"kind": "flat", "dtype": "int8", "metric": "euclidean"}, "dense", False, True),
     ],
     "dense": [
         Backend({"kind": "dense", "keep": keep}, "dense", False, keep != "float32")
         for keep in ("none", "int8", "float16", "float32")
+    ]
+    + [
+        Backend({"kind": "dense", "keep": keep, "metric": metric}, "dense", False, lossy)
+        for keep, metric, lossy in (
+            ("none", "cosine", True),
+            ("float16", "cosine", True),
+            ("int8", "euclidean", True),
+            ("float32", "euclidean", False),
+        )
     ],
     "faiss": [
         Backend({"kind": "faiss", "factory": factory, "nprobe": 8}, "dense", False)
@@ -164,7 +176,16 @@ def truth_of(backend: Backend, index: Index, queries: Representation, data: Repr
     """Scores of what the index keeps; only a lossy one may keep something else than ``data``."""
     if backend.lossy and len(index):
         data = index.representations(np.arange(len(index)))
-    return score(queries, data).numpy()
+    metric = backend.config.get("metric") if isinstance(backend.config, dict) else None
+    if not metric:
+        return score(queries, data).numpy()
+    assert isinstance(queries, Dense)
+    assert isinstance(data, Dense)
+    q, d = queries.values.double(), data.values.double()
+    if metric == "euclidean":
+        return -(q[:, None] - d).square().sum(-1).float().numpy()
+    q = q / q.norm(dim=1, keepdim=True).clamp(min=1e-30)  # documents are kept with length 1
+    return (q @ d.T).float().numpy()
 
 
 def margin(backend: Backend, queries: Representation, data: Representation) -> float:

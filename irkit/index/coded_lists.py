@@ -194,7 +194,8 @@ class CodedLists(StoredRows):
                 return before
             codes, scales = (torch.from_numpy(self.store.read(name)) for name in _LISTS[:2])
             centroids = ((codes * scales[:, None]) @ self._matrix().T).numpy()
-            return Encoder(centroids, self._rotation(), self._nbits())
+            euclidean = self._metric == "euclidean"
+            return Encoder(centroids, self._rotation(), self._nbits(), euclidean=euclidean)
 
         return self.store.extended("encoder", ["centroids.bin"], extend)
 
@@ -217,7 +218,7 @@ class CodedLists(StoredRows):
 
         def check(segment: Segment) -> None:
             with fitting(self.store.path):
-                nbits = check_segment(segment.arrays, lists, width, euclidean=False)
+                nbits = check_segment(segment.arrays, lists, width, self._metric == "euclidean")
             if nbits != self._nbits() or len(segment.arrays["rows"]) != segment.stop - segment.start:
                 raise corrupt(self.store.path, "a segment is of other rows or codes")
 
@@ -339,6 +340,7 @@ class CodedLists(StoredRows):
                 self._rotation(),
                 segments,
                 covered,
+                metric=self._metric,
                 kept=kept.get("kept"),
                 kept_scales=kept.get("kept_scales"),
                 margins=margins,

@@ -55,7 +55,7 @@ class DenseLists(CodedLists):
         return Dense(torch.from_numpy(rotated) @ self._matrix().T)
 
     def _score_rows(self, queries: Representation, rows: Array) -> Array:
-        if self.config.keep != "int8" or not (rows >= 0).any():
+        if self.config.keep != "int8" or self._metric == "euclidean" or not (rows >= 0).any():
             return super()._score_rows(queries, rows)
         rotated = (cast(Dense, queries).values @ self._matrix()).numpy()  # instead of turning rows back
         values, scales = self.store.read("values.bin"), self.store.read("scales.bin")

@@ -72,7 +72,8 @@ class Flat(StoredRows):
         if not isinstance(representation, Dense):
             return super()._encode(representation)
         arrays = encode_dense(representation.values, self.config.dtype)
-        coded = self._has_codes() if len(self) else self.config.codes
+        wanted = self.config.codes and self._metric != "euclidean"
+        coded = self._has_codes() if len(self) or self.config.dtype == "int8" else wanted
         return {name: array for name, array in arrays.items() if coded or name not in CODES}
 
     def _decode(self, arrays: dict[str, Array]) -> Representation:
@@ -108,7 +109,8 @@ class Flat(StoredRows):
             live = len(self) if keep is None else int(np.count_nonzero(keep))
             least, share = self.store.limits.flat_scan, self._share
             few = live < max(least, k * share, len(self) // self.store.limits.flat_share)
-            if few or queries.kind != "dense" or not self._has_codes():
+            coded = self._has_codes() and self._metric != "euclidean"  # codes bound products
+            if few or queries.kind != "dense" or not coded:
                 return self._scan_all(queries, k, keep)
             return search_in_blocks(
                 lambda block: self._search_codes(cast(Dense, block), k, keep), queries, _QUERIES
@@ -142,7 +144,8 @@ class Flat(StoredRows):
         """Return the search on a GPU, if the configuration wants one and its memory suffices."""
         self._check_build(queries)
         device = self.config.device
-        if device == "cpu" or queries.kind != "dense" or self.config.dtype != "float32":
+        inexact = self.config.dtype != "float32" or self._metric == "euclidean"
+        if device == "cpu" or queries.kind != "dense" or inexact:
             return None
 
         def load() -> DenseSearch | None:
@@ -157,7 +160,16 @@ class Flat(StoredRows):
         return self.store.derived(("search", device), load)
 
     def _check_build(self, representation: Representation) -> None:
-        """Raise ConfigError if a GPU is chosen but missing, or the vectors are not dense."""
+        """Raise ConfigError if a GPU or a metric is chosen that such representations do not have."""
+        if self._metric != "inner_product" and representation.kind != "dense":
+            raise ConfigError(
+                f"index: metric {self._metric!r} compares dense vectors, got {representation.kind}; leave "
+                "metric out"
+            )
+        if self.config.device == "gpu" and self._metric == "euclidean":
+            raise ConfigError(
+                "index: 'flat' has no GPU search for metric 'euclidean'; set device to 'auto' or 'cpu'"
+            )
         if self.config.device == "gpu" and representation.kind != "dense":
             other = ", or choose 'plaid'" if representation.kind == "multi_vector" else ""
             raise ConfigError(

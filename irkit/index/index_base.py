@@ -18,6 +18,7 @@ from irkit.index.array_files import Array
 from irkit.index.index_kinds import INDEX_KINDS, suitable_names
 from irkit.index.index_settings import IndexConfig, WindowsConfig
 from irkit.index.layout import removed_rows
+from irkit.index.metrics import Metric, from_products, unit
 from irkit.index.state import snapshot
 from irkit.index.store import Store
 from irkit.index.term_ids import Vocabulary
@@ -103,7 +104,7 @@ class Index(ABC):
             if isinstance(representation, Sparse):
                 lowest = representation.weights.min() if len(representation.weights) else 0
                 about["negative"] = bool(about.get("negative") or lowest < 0)
-            self._append(representation)
+            self._append(self._compared(representation))
             about |= {
                 "representation": representation.kind,
                 "dim": representation.dim,
@@ -171,7 +172,7 @@ class Index(ABC):
         width = min(k, len(self) if keep is None else int(np.count_nonzero(keep)))
         if width and n_q:
             with torch.no_grad():
-                rows, scores = self._search(queries.to("cpu", torch.float32), width, keep)
+                rows, scores = self._search(self._compared(queries.to("cpu", torch.float32)), width, keep)
         else:
             rows, scores = np.empty((n_q, 0), np.int64), np.empty((n_q, 0), np.float32)
         if rows.shape[1] < k:
@@ -192,7 +193,7 @@ class Index(ABC):
             ``(n_q, k)`` float32; -inf where the row is -1.
         """
         self._check("rescoring", queries)
-        queries = queries.to("cpu", torch.float32)
+        queries = self._compared(queries.to("cpu", torch.float32))
         rows = as_rows("rescoring", rows, len(self), least=-1)
         if rows.ndim != 2 or len(rows) != len(queries):
             raise BadValueError(
@@ -231,6 +232,15 @@ class Index(ABC):
     def _search(self, queries: Representation, k: int, keep: Array | None) -> Hits:
         """Search with ``k`` at most the number of rows where ``keep`` is true (None: everywhere)."""
 
+    @property
+    def _metric(self) -> Metric:
+        """Return what a score of dense vectors is."""
+        return cast(Metric, getattr(self.config, "metric", "inner_product"))
+
+    def _compared(self, representation: Representation) -> Representation:
+        """Return documents, or queries, as they are stored and compared."""
+        return unit(representation) if self._metric == "cosine" else representation
+
     def _count(self, name: str) -> int:
         """Return a number of the index by its name in the manifest; 0 if the manifest lacks it."""
         return int(self.store.meta["index"].get(name, 0))
@@ -245,7 +255,9 @@ class Index(ABC):
                 part = slice(start, start + size)
                 documents = self.representations(rows[part].clip(0).reshape(-1))
                 values = cast(Dense, documents).values.view(*rows[part].shape, -1)
-                scores[part] = (values @ queries.values[part, :, None])[..., 0]
+                own = queries.values[part]
+                products = (values @ own[:, :, None])[..., 0]
+                scores[part] = from_products(self._metric, products, own, values)
             scores[~filled] = -np.inf
         elif isinstance(queries, MultiVector):
             pairs = np.argwhere(filled)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal, Self
 from pydantic import Field, model_validator
 
 from irkit.config import Config
+from irkit.index.metrics import Metric
 
 if TYPE_CHECKING:
     from irkit.core.representation import Representation
@@ -64,12 +65,16 @@ class FlatConfig(IndexConfig):
         device: ``"gpu"`` also keeps dense vectors on a GPU and searches them there by torch. ``"auto"`` does
             so if there is a GPU with enough free memory. Other representations, and vectors that are not
             in float32, are searched on the CPU.
+        metric: What a score of dense vectors is: ``"inner_product"``; ``"cosine"``, for which vectors are
+            normalised when they are stored; or ``"euclidean"``, the squared distance times -1, whose search
+            neither has codes nor uses a GPU.
     """
 
     kind: Literal["flat"] = "flat"
     dtype: Literal["float32", "float16", "bfloat16", "int8"] = "float32"
     codes: bool = True
     device: Device = "cpu"
+    metric: Metric = "inner_product"
 
 
 class FaissConfig(IndexConfig):
@@ -118,6 +123,8 @@ class DenseConfig(IndexConfig):
         bits: Bits of a code per dimension: 1, 2 or 4; without vectors 2 or 4. The first of them choose
             candidates, of which all rank those that stored vectors rank. Default: 1, without vectors 4.
         seed: Makes the build reproducible.
+        metric: What a score is: ``"inner_product"``; ``"cosine"``, for which vectors are normalised when they
+            are stored; or ``"euclidean"``, the squared distance times -1, which needs stored vectors.
 
     Source: Gao and Long, RaBitQ, arXiv 2405.12497; more bits: the same and others, arXiv 2409.09913.
     """
@@ -129,9 +136,15 @@ class DenseConfig(IndexConfig):
     candidates: int | None = Field(None, ge=1)
     bits: Literal[1, 2, 4] | None = None
     seed: int = Field(0, ge=0)
+    metric: Metric = "inner_product"
 
     @model_validator(mode="after")
-    def _check_bits(self) -> Self:
+    def _check_codes(self) -> Self:
+        if self.keep == "none" and self.metric == "euclidean":
+            raise ValueError(
+                "metric is 'euclidean', but with keep 'none' there are no vectors to measure distances to; "
+                "expected keep 'int8', 'float16' or 'float32'"
+            )
         if self.keep == "none" and self.bits == 1:
             raise ValueError("bits is 1, but with keep 'none' codes stand for vectors; expected 2 or 4")
         return self

@@ -8,13 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from irkit.core.representation import MultiVector, Representation, representation_from_arrays
+from irkit.core.representation import Dense, MultiVector, Representation, representation_from_arrays
 from irkit.core.scoring import score
 from irkit.errors import BadValueError
 from irkit.index import bm25_index as bm25
 from irkit.index.array_files import Array
 from irkit.index.index_base import Index, row_list
 from irkit.index.layout import element_positions, row_blocks
+from irkit.index.metrics import from_products
 from irkit.index.state import snapshot
 from irkit.index.topk import Hits, TopK
 
@@ -181,10 +182,11 @@ class StoredRows(Index):
 
     def _scores(self, queries: Representation, rows: Array | slice) -> Tensor:
         """Return the scores ``(n_q, n)`` of rows."""
-        return score(
-            queries,
-            self._slice(rows.start, rows.stop) if isinstance(rows, slice) else self._represent(rows),
-        )
+        documents = self._slice(rows.start, rows.stop) if isinstance(rows, slice) else self._represent(rows)
+        scores = score(queries, documents)
+        if isinstance(queries, Dense) and isinstance(documents, Dense):
+            return from_products(self._metric, scores, queries.values, documents.values)
+        return scores
 
     def _blocks(
         self, queries: Representation, start: int, stop: int, ends: Array | None
