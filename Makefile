@@ -1,5 +1,6 @@
 # `make demo` searches 10,000 passages of Python's documentation, `make test` runs the tests, `make docs` builds the site.
 # `make fuzz` tries damaged files and input on each target of tests/fuzz for a minute (FUZZ_SECONDS).
+# `make ray` runs the tests of shards on Ray and of object stores on servers of this machine.
 # `make adapters` runs the tests of irkit/adapters, irkit/exporting and irkit/remote with the libraries and engines, and
 # those of the server with its clients and a fuzzer.
 # `make serve-tests` runs all tests of the server, the slow ones and its page in Chromium among them; it needs npm.
@@ -11,7 +12,7 @@ FUZZ_TARGETS ?= tests/fuzz
 AXE := $(VENV)/node_modules/axe-core/axe.min.js
 export OMP_WAIT_POLICY = PASSIVE
 
-.PHONY: demo test fuzz adapters test-adapters serve-tests test-serve lint docs
+.PHONY: demo test fuzz adapters test-adapters serve-tests test-serve lint docs ray test-ray
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/python examples/demo.py demo-index
@@ -37,6 +38,18 @@ serve-tests:
 test-serve: $(VENV)/dev,adapters.stamp $(AXE)
 	OMP_NUM_THREADS=1 IRKIT_AXE=$(AXE) $(BIN)/python -m pytest -n auto --dist loadfile -m "not network" \
 	  tests/test_serve*.py tests/test_page.py
+
+ray:  # one after the other, because Ray gives its processes little time to start
+	$(MAKE) VENV=$(VENV)-ray test-ray
+
+test-ray: $(VENV)/dev,engines,ray.stamp $(VENV)/stores.stamp
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not network" \
+	  tests/test_ray.py tests/test_serve_shards.py tests/test_object_servers.py tests/test_object_stores.py
+
+$(VENV)/stores.stamp: $(VENV)/dev,engines,ray.stamp  # by uv, because pip tries versions of botocore for minutes
+	$(BIN)/python -m pip install --quiet uv
+	$(BIN)/uv pip install --quiet --python $(BIN)/python s3fs gcsfs "moto[server]" gcp-storage-emulator aiohttp
+	touch $@
 
 $(AXE): | $(VENV)/bin/python
 	npm install --silent --no-save --prefix $(VENV) axe-core

@@ -214,7 +214,6 @@ def test_tests_replace_nothing_private() -> None:
     private = set[str]().union(*(find_private_names(ROOT / part) for part in ("irkit", "benchmarks")))
     assert len(private) > 500
     tests = [*(ROOT / "tests").rglob("*.py"), *KERNELS.rglob("test_*.py")]
-    tests = [file for file in tests if not file.name.startswith("test_serve")]  # which still do
     found = {file.name: sorted(private.intersection(find_replaced(file.read_text()))) for file in tests}
     assert {file: names for file, names in found.items() if names} == {}
     planted = "store._map = {}; monkeypatch.setattr(store, '_open', 1); patch('irkit.index.store._lock', 2)"
