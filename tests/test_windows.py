@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -332,17 +332,20 @@ def test_command_line(command: Callable[..., tuple[int, str, str]], tiny_dense: 
 
 def test_served(models: dict[str, Model], tmp_path: Path) -> None:
     """Answers of a server tell the passage; those of other indexes have none."""
+    from irkit.serve.messages import RerankRequest
     from irkit.serve.search_work import rerank_ids
+
+    def rerank(retriever: Retriever, ids: list[str]) -> list[Any]:
+        [answer] = rerank_ids(RerankRequest(queries=["gnu"], ids=[ids]).model_dump(), retriever)
+        return cast("list[Any]", answer["hits"])
 
     retriever = Retriever.build(models["dense"], collection(6), tmp_path / "i", windows=LENGTH)
     hits = retriever.search("gnu", 2)
-    [answer] = rerank_ids(["gnu"], [[hit.id for hit in hits]], None, retriever)
     places = [hit.passage._asdict() for hit in hits if hit.passage]
-    assert [hit["passage"] for hit in answer["hits"]] == places
+    assert [hit["passage"] for hit in rerank(retriever, [hit.id for hit in hits])] == places
     plain = Retriever.build(models["dense"], collection(6), tmp_path / "j")
     assert all(hit.passage is None for hit in plain.search("gnu", 2))
-    [answer] = rerank_ids(["gnu"], [["d1"]], None, plain)
-    assert "passage" not in answer["hits"][0]
+    assert "passage" not in rerank(plain, ["d1"])[0]
 
 
 def test_hybrid_tells_the_passage(models: dict[str, Model], tmp_path: Path) -> None:
