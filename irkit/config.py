@@ -81,6 +81,7 @@ class Config(BaseModel, metaclass=_Meta):
         )
 
 
+_MOST_BYTES = 1 << 28  # of a file
 _MAX_ALIASED = 100_000  # nodes and characters that all aliases of a file may stand for
 _TYPES = ("null", "bool", "int", "float", "str", "seq", "map")
 
@@ -160,9 +161,14 @@ def read_json(path: str | Path) -> dict[str, Any]:
 
 def _read_object(path: str | Path, kind: str, parse: Callable[[str], Any], expected: str) -> dict[str, Any]:
     try:
-        data = parse(Path(path).read_text(encoding="utf-8"))
+        with Path(path).open("rb") as stream:  # a device never ends
+            content = stream.read(_MOST_BYTES + 1)
     except OSError as error:
         raise StorageError(f"reading {path}: {error.strerror or error}") from error
+    if len(content) > _MOST_BYTES:
+        raise ConfigError(f"{path}: it has more than {_MOST_BYTES:,} bytes; expected {expected}")
+    try:
+        data = parse(content.decode("utf-8"))
     except _NOT_PARSED as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
         raise ConfigError(f"{path}: not valid {kind}: {reason}") from error

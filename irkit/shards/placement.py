@@ -13,6 +13,9 @@ from irkit.index.store import Store
 
 SEQUENCE = "sequence.bin"
 _MOST = 1 << 32  # rows: `irkit.index.topk` has 32 bits for them
+_MOST_MISSING = (
+    1 << 24
+)  # numbers that no row has, because a change was interrupted; 7 times the rows may be, too
 
 
 class Placement(NamedTuple):
@@ -66,11 +69,24 @@ def in_order(part: Store) -> bool:
     return part.derived("in order", lambda: bool((np.diff(global_rows(part)) > 0).all()))
 
 
+def check_count(store: Store, n: int) -> None:
+    """Refuse far more global rows than shards have, because arrays of all global rows are made.
+
+    Raises:
+        CorruptError: ``n`` is such a number.
+    """
+    stored = sum(part.rows(SEQUENCE) for part in store.parts)
+    if n > 8 * stored + _MOST_MISSING:
+        raise corrupt(store.path, f"{n:,} documents are numbered, and its shards have {stored:,}")
+
+
 def row_count(store: Store) -> int:
     """Return the number of global rows that shards have, rows of removed documents included."""
 
     def count() -> int:
-        return max((int(global_rows(part).max(initial=-1)) + 1 for part in store.parts), default=0)
+        n = max((int(global_rows(part).max(initial=-1)) + 1 for part in store.parts), default=0)
+        check_count(store, n)
+        return n
 
     return store.derived(("rows", *(part.version for part in store.parts)), count)
 

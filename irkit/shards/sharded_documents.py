@@ -14,7 +14,7 @@ from irkit.index.array_files import Array
 from irkit.index.facets import Counts
 from irkit.index.index_base import live_rows, row_list
 from irkit.index.state import snapshot
-from irkit.shards.placement import SEQUENCE, global_rows, placement, row_count, shard_of
+from irkit.shards.placement import SEQUENCE, check_count, global_rows, placement, row_count, shard_of
 from irkit.shards.sharded_store import ShardedStore
 
 
@@ -38,8 +38,11 @@ class ShardedDocuments(Documents):
 
     def __len__(self) -> int:
         """Number of global rows ever assigned, removed ones included."""
-        announced = int(self.store.meta.get("documents", 0))
-        return announced if self.store.building else max(announced, row_count(self.store))
+        announced: int = self.store.meta.get("documents", 0)
+        if self.store.building:
+            return announced
+        check_count(self.store, announced)
+        return max(announced, row_count(self.store))
 
     def add(self, documents: Iterable[Document]) -> range:
         """Add documents, all at once, each to its shard; see `Documents.add`."""

@@ -22,7 +22,7 @@ import numpy as np
 from irkit.arguments import check_counts
 from irkit.errors import BadValueError, StorageError
 from irkit.index import Store
-from irkit.index.array_files import SHARD
+from irkit.index.array_files import SHARD, corrupt
 from irkit.index.directory import MANIFEST
 from irkit.index.object_store import download_index
 from irkit.index.state import Snapshot, State
@@ -211,7 +211,14 @@ class ShardedStore(Store):
             part.check_uncut()
 
     def _look(self) -> None:
-        """Show the newest state of all stores to threads that begin to read."""
+        """Show the newest state of all stores to threads that begin to read.
+
+        Raises:
+            CorruptError: A number that counts documents or changes is none.
+        """
+        _check_counts(self.path, self.committed.meta, ("documents", "changes"))
+        for part in self.parts:
+            _check_counts(part.path, part.committed.meta, ("change", BUILT))
         self._view = (self.committed, *(part.committed for part in self.parts))
 
     def _changes(self) -> int:
@@ -298,6 +305,13 @@ def open_store(path: str | Path, *, verify: bool | None = None) -> Store:
             if attempt + 1 == _TRIES or whole._load().meta.get("shards") == whole.meta["shards"]:
                 raise
     raise AssertionError("unreachable")
+
+
+def _check_counts(path: Path, meta: dict[str, Any], keys: tuple[str, ...]) -> None:
+    before = meta.get("before", [0, 0])
+    counts = [meta.get(key, 0) for key in keys] + (before if isinstance(before, list) else [before])
+    if not all(type(count) is int and count >= 0 for count in counts) or len(counts) != len(keys) + 2:
+        raise corrupt(path, f"{', '.join(keys)} and before are {counts!r:.80}, expected numbers from 0 on")
 
 
 def _new_names(path: Path, shards: int) -> list[str]:
