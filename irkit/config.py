@@ -163,8 +163,8 @@ def _read_object(path: str | Path, kind: str, parse: Callable[[str], Any], expec
     try:
         with Path(path).open("rb") as stream:  # a device never ends
             content = stream.read(_MOST_BYTES + 1)
-    except OSError as error:
-        raise StorageError(f"reading {path}: {error.strerror or error}") from error
+    except (OSError, ValueError) as error:  # ValueError: a name with NUL or an unpaired surrogate
+        raise StorageError(f"reading {path}: {getattr(error, 'strerror', None) or error}") from error
     if len(content) > _MOST_BYTES:
         raise ConfigError(f"{path}: it has more than {_MOST_BYTES:,} bytes; expected {expected}")
     try:
