@@ -14,7 +14,15 @@ import torch
 from irkit.arguments import brief
 from irkit.data import Document, Query
 from irkit.encoder.adapter_loading import load_transformers
-from irkit.errors import BadTypeError, BadValueError, CorruptError, StorageError, require
+from irkit.errors import (
+    BadTypeError,
+    BadValueError,
+    ConfigError,
+    CorruptError,
+    IrkitError,
+    StorageError,
+    require,
+)
 from irkit.model.hub import local_directory
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -96,8 +104,16 @@ class CrossEncoder:
             raise BadValueError(
                 f"cross-encoder {name}: a pair is cut to {unfit[0]!r:.60} tokens; expected a number from 4 on"
             )
-        self.max_length = int(min(lengths))
+        self.max_length, self.name = int(min(lengths)), name
         self._lock = threading.Lock()  # the tokenizer keeps the length of its last call
+        try:  # one pair, so that a model that cannot run is refused now
+            self([Query("query", "a")], [[Document("document", "a")]])
+        except IrkitError:
+            raise
+        except Exception as error:  # whatever goes wrong inside transformers
+            raise ConfigError(
+                f"loading the cross-encoder {name}: transformers cannot run it: {error}"
+            ) from error
 
     def __call__(self, queries: Sequence[Query], documents: Sequence[Sequence[Document]]) -> list[Array]:
         """Score the documents of each query, see `irkit.retrieval.scorer.Scorer`."""
@@ -127,7 +143,11 @@ class CrossEncoder:
 
     @torch.inference_mode()
     def score_tokens(self, rows: PairTokens) -> Array:
-        """Return ``(n,)`` float32 scores of the pairs that `tokenize` returned."""
+        """Return ``(n,)`` float32 scores of the pairs that `tokenize` returned.
+
+        Raises:
+            CorruptError: A score is infinite or not a number.
+        """
         lengths = np.array([len(row) for row in rows["input_ids"]])
         scores = np.empty(len(lengths), np.float32)
         for batch in _batches(lengths, self.batch_tokens):
@@ -136,6 +156,11 @@ class CrossEncoder:
             logits = self.model(**inputs).logits
             values = (logits[:, 0] if logits.shape[1] == 1 else logits[:, 1] - logits[:, 0]).float()
             scores[batch] = (values.sigmoid() if self.activation == "sigmoid" else values).cpu().numpy()
+        if not np.isfinite(scores).all():
+            raise CorruptError(
+                f"cross-encoder {self.name}: a score is infinite or not a number; its weights are damaged, "
+                "or too large for their type"
+            )
         return scores
 
 
