@@ -41,11 +41,14 @@ def measure(kind: str, size: int, minutes: float = MINUTES) -> Row:
     from irkit import Retriever
 
     with tempfile.TemporaryDirectory() as folder:
+        # build, then add here while the readers search
         made = [sys.executable, "-m", "benchmarks.scale", "build", kind, str(size), folder]
         subprocess.run(made, check=True, stdout=subprocess.DEVNULL)
         command = [sys.executable, "-m", "benchmarks.adds", kind, folder, str(60 * minutes)]
         readers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(READERS)]
         took, late = add(kind, folder, 60 * minutes)
+
+        # what the readers saw, and what the index holds
         printed = [reader.communicate()[0] for reader in readers]
         if any(reader.returncode for reader in readers):
             raise SystemExit("adds: a reader failed")
@@ -54,6 +57,8 @@ def measure(kind: str, size: int, minutes: float = MINUTES) -> Row:
             kept = len(index)
     if kept != size + len(took):
         raise SystemExit(f"adds: {size} and {len(took)} documents were added, the index has {kept}")
+
+    # medians of the first and of the last minute
     times = [pair for answer in answers for pair in answer["searches"]]
     first, last = (_median(times, *span) for span in ((0, 60), (60 * minutes - 60, 60 * minutes)))
     return {

@@ -37,7 +37,7 @@ PLOT = Path(__file__).parents[1] / "docs" / "dense.svg"
 
 
 def contenders(documents: int, dim: int) -> dict[str, Contender]:
-    """Return those of a collection by name."""
+    """Return the contenders of a collection by name, each with the settings that it is measured at."""
     contender = partial(Contender, "benchmarks.dense_engines")
     peer = partial(contender, python=True)
     lists = 1024 if documents < 500_000 else 4096
@@ -48,6 +48,7 @@ def contenders(documents: int, dim: int) -> dict[str, Contender]:
     def faiss(codes: str, before: str = "", settings: tuple[Options, ...] = ()) -> Contender:
         return peer("faiss", {"factory": f"{before}IVF{lists},{codes}"}, settings or product, "faiss")
 
+    # settings of searches, from fast to exact
     ours = ({}, *grid("probes", "candidates"))
     scanned = grid("leaves_to_search", "pre_reorder_num_neighbors")
     graph = tuple({"efSearch": each} for each in _EXPANSIONS)

@@ -70,6 +70,8 @@ def build(path: Path, values: dict[str, list[Any]]) -> Documents:
 def engines(folder: Path, values: dict[str, list[Any]]) -> Iterator[tuple[str, Callable[..., Array]]]:
     """Yield name and search of irkit, SQLite with an index for each key, and DuckDB if it is installed."""
     count = len(values["url"])
+
+    # irkit
     documents = build(folder / "index", values)
     yield "irkit", lambda key, sign, wanted: documents.filter({key: {sign: wanted}})
     names = ", ".join(values)
@@ -79,6 +81,7 @@ def engines(folder: Path, values: dict[str, list[Any]]) -> Iterator[tuple[str, C
         found[rows] = True
         return found
 
+    # SQLite
     lite = sqlite3.connect(folder / "sqlite")
     lite.execute(f"CREATE TABLE fields ({names}, row INTEGER PRIMARY KEY)")
     lite.executemany(
@@ -93,6 +96,8 @@ def engines(folder: Path, values: dict[str, list[Any]]) -> Iterator[tuple[str, C
         return mask(np.fromiter((row for (row,) in rows), np.int64))
 
     yield "SQLite", ask_sqlite
+
+    # DuckDB
     if importlib.util.find_spec("duckdb") and importlib.util.find_spec("pandas"):
         import duckdb
         import pandas

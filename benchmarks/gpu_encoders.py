@@ -30,7 +30,7 @@ PEER = "sentence-transformers"
 
 
 def measure_encoder(name: str, device: Device | None = None) -> Iterator[Row]:
-    """Tokens a second in bfloat16: transformers padded in sorted batches, against irkit by backend."""
+    """Yield tokens per second in bfloat16: transformers in padded, sorted batches, and irkit by backend."""
     from transformers import AutoModel
 
     from irkit import Encoder, Ragged
@@ -39,6 +39,8 @@ def measure_encoder(name: str, device: Device | None = None) -> Iterator[Row]:
     device = device or find_device()
     large = device.name == "cuda"
     sizes = dict(zip(SIZES, SHAPES[name] if large else TINY, strict=True))
+
+    # the same random weights for everyone
     with tempfile.TemporaryDirectory() as folder:
         AutoModel.from_config(_config(name, sizes)).save_pretrained(folder)
         theirs = AutoModel.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="sdpa")
@@ -47,6 +49,8 @@ def measure_encoder(name: str, device: Device | None = None) -> Iterator[Row]:
         for backend in ("flash", "sdpa") if large else ("sdpa",):
             kept = Encoder.from_pretrained(folder, dtype=torch.bfloat16, attention=backend)
             ours[f"irkit {backend}"] = kept.to(device.name)
+
+    # passages as long as those of MS MARCO, longest first: packed in steps, and padded in batches
     passages = PASSAGES if large else 40
     lengths = torch.empty(passages).log_normal_(4.2, 0.45).clamp(8, 256).long().sort(descending=True).values
     ids = torch.randint(5, 30_000, (int(lengths.sum()),))
@@ -65,6 +69,7 @@ def measure_encoder(name: str, device: Device | None = None) -> Iterator[Row]:
     def packed(encoder: Encoder) -> Any:
         return [encoder(step).values for step in steps]
 
+    # time only what agrees with transformers
     ways: dict[str, Callable[[], Any]] = {"transformers": padded}
     expected, cosines = torch.cat(padded()).float(), {}
     for contender, encoder in ours.items():
@@ -79,6 +84,8 @@ def measure_encoder(name: str, device: Device | None = None) -> Iterator[Row]:
             yield {"what": name, "contender": contender, "error": wrong}
             continue
         ways[contender] = partial(packed, encoder)
+
+    # operations of the linear maps and of attention, for the share of what the device can do
     layers, d, inner = sizes["num_hidden_layers"], sizes["hidden_size"], sizes["intermediate_size"]
     products = 4 * d * d + (3 if name.startswith("Modern") else 2) * d * inner
     flops = layers * (2 * len(ids) * products + 4 * d * float((lengths.double() ** 2).sum()))
@@ -95,15 +102,19 @@ def measure_encoder(name: str, device: Device | None = None) -> Iterator[Row]:
 
 
 def measure_texts(device: Device | None = None) -> Iterator[Row]:
-    """Texts a second from strings to vectors in memory of the CPU, against sentence-transformers."""
+    """Yield texts per second from strings to vectors in memory of the CPU, against sentence-transformers."""
     from irkit import Model
 
     device = device or find_device()
     large = device.name == "cuda"
+
+    # texts of made-up words, as long as passages of MS MARCO
     draw = random.Random(0)
     words = [f"w{number}" for number in range(30_000)]
     lengths = [min(254, max(6, int(draw.lognormvariate(4.2, 0.45)))) for _ in range(TEXTS if large else 20)]
     texts = [" ".join(draw.choices(words, k=length)) for length in lengths]
+
+    # one model for both
     what = "strings to vectors, MiniLM-L6"
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -119,10 +130,12 @@ def measure_texts(device: Device | None = None) -> Iterator[Row]:
             settings = {"dtype": torch.bfloat16}
             theirs = SentenceTransformer(str(folder), device=device.name, model_kwargs=settings)
             ways[PEER] = lambda: theirs.encode(texts, convert_to_tensor=True).float().cpu().numpy()
+
+    # time only what agrees
     cosine = 1.0
     if PEER in ways:
         vectors = [torch.as_tensor(way()) for way in ways.values()]
-        vectors = [each - each.mean(0) for each in vectors]  # those of random weights are all alike
+        vectors = [each - each.mean(0) for each in vectors]  # vectors of random weights are all alike
         cosine = float(torch.nn.functional.cosine_similarity(*vectors, dim=-1).min())
         if cosine < 0.99:
             raise ValueError(f"vectors of irkit and of {PEER} have a cosine of {cosine:.4f}; not timed")

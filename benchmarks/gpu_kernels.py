@@ -174,6 +174,7 @@ class _Batch:
 
 
 def _splade(device: Device, n: int, tokens: int, dtype: str, gradients: bool = False) -> Case:
+    # the peer, whose head shares the weights of the batch
     def sparton(x: _Batch) -> tuple[Tensor, ...]:
         from sparton import SpartonHead
 
@@ -189,10 +190,12 @@ def _splade(device: Device, n: int, tokens: int, dtype: str, gradients: bool = F
             torch.autograd.grad(weights, [hidden, *x.head.parameters()], x.grad.to(weights.dtype))
         return (weights,)
 
+    # float64, of two rows where no gradient needs all
     def exact(x: _Batch) -> tuple[Tensor, ...]:
         hidden, *rest = (part.double() for part in x.parts)
         return x.step(x.plain, hidden if gradients else hidden[: 2 * tokens], *rest)
 
+    # bytes that any implementation reads and writes
     size = torch.finfo(getattr(torch, dtype)).bits // 8
     parts = size * (n * tokens * WIDTH + TERMS * WIDTH + TERMS) * (2 if gradients else 1)
     return Case(
@@ -215,8 +218,11 @@ def _splade(device: Device, n: int, tokens: int, dtype: str, gradients: bool = F
 
 
 def _pool(device: Device, n: int, window: tuple[int, int], backward: bool) -> Case:
+    # sequences as long as MS MARCO's passages, 75 tokens on average
     lengths = torch.empty(n).log_normal_(4.2, 0.45, generator=torch.Generator().manual_seed(0))
-    lengths = lengths.clamp(8, 512).long()  # those of MS MARCO's passages, 75 on average
+    lengths = lengths.clamp(8, 512).long()
+
+    # the tokens of each window, as `embedding_bag` wants them: a list for each window, back to back
     counts = pooled_lengths(lengths, *window)
     offsets, ends = (F.pad(x.cumsum(0), (1, 0)).int() for x in (lengths, counts))
     local = torch.arange(int(ends[-1])) - ends[:-1].repeat_interleave(counts)
@@ -227,6 +233,7 @@ def _pool(device: Device, n: int, window: tuple[int, int], backward: bool) -> Ca
     there = [x.to(device.name) for x in (offsets, ends, tokens, bags[:-1])]
     total, few = int(ends[-1]), 8  # sequences that are compared
 
+    # new values for each repetition, so that no cache helps; a forward pass is kept for the gradient
     class Values:
         def __init__(self, seed: int) -> None:
             generator = torch.Generator(device.name).manual_seed(seed)
@@ -248,6 +255,7 @@ def _pool(device: Device, n: int, window: tuple[int, int], backward: bool) -> Ca
 
         return run
 
+    # the reference in float64, of the first sequences
     def exact(x: Values) -> tuple[Tensor, ...]:
         first = offsets[: few + 1]
         if backward:
@@ -274,6 +282,7 @@ def _pool(device: Device, n: int, window: tuple[int, int], backward: bool) -> Ca
 
 
 def _residual(device: Device, documents: int, candidates: int) -> Case:
+    # documents of 40 to 100 tokens, and pairs of a query with a candidate
     queries, generator = 32, torch.Generator().manual_seed(0)
     lengths = torch.randint(40, 101, (documents,), generator=generator)
     offsets = F.pad(lengths.cumsum(0), (1, 0))
@@ -289,6 +298,7 @@ def _residual(device: Device, documents: int, candidates: int) -> Case:
     there = [x.to(device.name) for x in (ends, offsets, codebook, pairs)]
     n, few = int(offsets[-1]), 50  # pairs that are compared
 
+    # new codes and residuals for each repetition
     class Encoded:
         def __init__(self, seed: int) -> None:
             generator = torch.Generator(device.name).manual_seed(seed)
@@ -303,6 +313,7 @@ def _residual(device: Device, documents: int, candidates: int) -> Case:
     def score(x: Encoded) -> Tensor:
         return tensor_maxsim(x.queries, x.table, there[0], x.tokens, *there[1:])
 
+    # the CPU, of the first pairs
     def exact(x: Encoded) -> tuple[Tensor, ...]:
         parts = x.queries.cpu(), x.table.cpu(), ends, TensorTokens(*(part.cpu() for part in x.tokens))
         return (tensor_maxsim(*parts, offsets, codebook, pairs[:few]).double(),)

@@ -132,8 +132,11 @@ def measure(case: Case, device: Device) -> Iterator[Row]:
 
 
 def _measure(case: Case, device: Device) -> Iterator[Row]:
+    # inputs that fill the cache several times over
     inputs = [case.inputs(seed) for seed in range(2 + int(4 * device.cache // case.nbytes))]
     exact = case.exact(inputs[0])
+
+    # leave out what is missing, fails or differs
     ways, differences = dict[str, Way](), dict[str, float]()
     for name, way in case.ways.items():
         row = {**case.labels, "way": name}
@@ -153,6 +156,8 @@ def _measure(case: Case, device: Device) -> Iterator[Row]:
             yield {**row, "error": f"differs by {differences[name]:.2g}; not timed"}
             continue
         ways[name] = way
+
+    # time the others in turns, and compare each round with the same round of torch
     circle = cycle(inputs)
     times = _turns({name: (lambda way=way: way(next(circle))) for name, way in ways.items()}, device)
     limits = measure_limits(device)

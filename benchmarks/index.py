@@ -53,7 +53,7 @@ def vectors(size: int, seed: int) -> Iterator[Any]:
 
 
 def measure(kind: str, size: int) -> Row:
-    """Build, search one query at a time, compare with exact search."""
+    """Build an index, search one query at a time, and compare with exact search."""
     import numpy as np
 
     from irkit import Dense
@@ -61,6 +61,7 @@ def measure(kind: str, size: int) -> Row:
 
     before = peak_memory()
     with tempfile.TemporaryDirectory() as folder:
+        # build
         start = time.perf_counter()
         with Store.build(folder) as store:
             index = create_index(store, kind)
@@ -71,12 +72,16 @@ def measure(kind: str, size: int) -> Row:
         build = time.perf_counter() - start
         memory = peak_memory() - before
         bytes_on_disk = sum(file.stat().st_size for file in Path(folder).iterdir())
+
+        # search, after a first call that loads and compiles what is needed
         store = Store.open(folder)
         index = open_index(store)
         queries = Dense(next(vectors(QUERIES, seed=2)))
         index.search(queries, 10)
         found = [index.search(queries[at : at + 1], 10).rows[0] for at in range(QUERIES)]
         seconds = _times(index, queries)
+
+        # recall against the same vectors, searched exactly
         exact = Flat(store, FlatConfig()).search(queries, 10).rows
         recall = np.mean([len(set(a) & set(b)) / 10 for a, b in zip(found, exact, strict=True)])
     return {

@@ -131,8 +131,45 @@ def start_contenders(dtypes: Sequence[str]) -> dict[str, Contender]:
     return contenders
 
 
+def measure_rates(
+    contenders: dict[str, Contender], texts: Sequence[str], count: int, clients: int
+) -> Iterator[Row]:
+    """Load the servers in turns by ``clients`` at once, ``count`` texts per request; yield their rows."""
+    bodies = {
+        name: [
+            json.dumps(contender.body(texts[start : start + count])).encode()
+            for start in range(0, len(texts), count)
+        ]
+        for name, contender in contenders.items()
+    }
+    rounds: dict[str, list[Row]] = {name: [] for name in contenders}
+    for _ in range(ROUNDS):
+        for name, contender in contenders.items():
+            rounds[name].append(load(contender.server, contender.path, bodies[name], clients, SECONDS))
+    # seconds of CPU per text are compared round by round, because the machine changes between rounds
+    cpu = {name: [row["cpu"] / count for row in rows] for name, rows in rounds.items()}
+    for name, rows in rounds.items():
+        ratios = {
+            f"x {peer}": statistics.median(
+                slow / fast for slow, fast in zip(cpu[peer], cpu[name], strict=True)
+            )
+            for peer in (ST, INFINITY)
+            if peer in cpu
+        }
+        yield {
+            "contender": name,
+            "clients": clients,
+            "texts a request": count,
+            "texts/s": count * statistics.median(row["rate"] for row in rows),
+            "texts/CPU s": 1 / statistics.median(cpu[name]),
+            **ratios,
+            "p50 ms": statistics.median(percentile(row["times"], 0.5) for row in rows),
+            "p99 ms": statistics.median(percentile(row["times"], 0.99) for row in rows),
+        }
+
+
 def measure_embedding() -> Iterator[Row]:
-    """One row a contender, a number of clients and a number of texts a request; then one a bar."""
+    """Yield a row per contender, number of texts per request and number of clients; then one per bar."""
     from irkit.data import read_documents
 
     texts = [item.full_text for item in read_documents(data_dir() / COLLECTION)][:2048]
@@ -145,42 +182,10 @@ def measure_embedding() -> Iterator[Row]:
             if cosine < LEAST_COSINES.get(name, LEAST_COSINE):
                 raise SystemExit(f"benchmarks: {name}: a vector has the cosine {cosine} with that of {ST}")
         for count in TEXTS:
-            bodies = {
-                name: [
-                    json.dumps(contender.body(texts[start : start + count])).encode()
-                    for start in range(0, len(texts), count)
-                ]
-                for name, contender in contenders.items()
-            }
             for clients in CLIENTS:
-                rounds: dict[str, list[Row]] = {name: [] for name in contenders}
-                for _ in range(ROUNDS):
-                    for name, contender in contenders.items():
-                        rounds[name].append(
-                            load(contender.server, contender.path, bodies[name], clients, SECONDS)
-                        )
-                cpu = {name: [row["cpu"] / count for row in rows] for name, rows in rounds.items()}
-                for name, rows in rounds.items():
-                    ratios = {
-                        f"x {peer}": statistics.median(
-                            slow / fast for slow, fast in zip(cpu[peer], cpu[name], strict=True)
-                        )
-                        for peer in (ST, INFINITY)
-                        if peer in cpu
-                    }
-                    row = {
-                        "contender": name,
-                        "clients": clients,
-                        "texts a request": count,
-                        "cosine": cosines[name],
-                        "texts/s": count * statistics.median(row["rate"] for row in rows),
-                        "texts/CPU s": 1 / statistics.median(cpu[name]),
-                        **ratios,
-                        "p50 ms": statistics.median(percentile(row["times"], 0.5) for row in rows),
-                        "p99 ms": statistics.median(percentile(row["times"], 0.99) for row in rows),
-                    }
-                    measured.append(row)
-                    yield row
+                for row in measure_rates(contenders, texts, count, clients):
+                    measured.append({**row, "cosine": cosines[row["contender"]]})
+                    yield measured[-1]
         for dtype in dtypes:
             row = measure_overhead(contenders[f"irkit {dtype}"], dtype, texts[:256])
             measured.append(row)

@@ -70,14 +70,16 @@ class Kind(NamedTuple):
 
 def measure_search(folder: Path) -> Iterator[Row]:
     """Build the indexes, check answers, and yield a row for each server, index and number of clients."""
+    # build the indexes, and export to the peer those of kinds that it has
     queries = {}
     for name, kind in make_kinds().items():
         yield build(folder, name, kind)
         queries[name] = [kind.query() for _ in range(500)]
     peers = export_indexes(folder, ("words", "terms", "vectors"))
-    best = {
-        name: find_best(folder, name, queries[name][:CHECKED]) for name in peers
-    }  # before a server locks it
+    # the exact answers of the peer's index, before its server locks it
+    best = {name: find_best(folder, name, queries[name][:CHECKED]) for name in peers}
+
+    # start the servers, check their answers, and load one after the other
     command = [sys.executable, "-m", "irkit", "serve", *(str(folder / name) for name in queries)]
     servers = {"irkit": Server([*command, "--port", "PORT"])}
     if peers:
@@ -112,6 +114,7 @@ def make_kinds() -> Mapping[str, Kind]:
     from irkit.data import Document, read_documents
 
     rng = np.random.default_rng(0)
+    # a text is two halves of passages and its number
     passages = [item.full_text for item in read_documents(data_dir() / "msmarco-dl19-pool")]
     halves = [passage[: len(passage) // 2] for passage in passages]
 
@@ -119,10 +122,12 @@ def make_kinds() -> Mapping[str, Kind]:
         first, second = rng.integers(0, len(halves), 2)
         return f"{halves[first]} {halves[second]} {number}"
 
+    # terms: low numbers are frequent
     def terms(count: int) -> dict[str, float]:
         chosen = np.unique((TERMS * rng.random(count) ** 2).astype(int)).tolist()
         return dict(zip(map("t{}".format, chosen), rng.random(len(chosen)).tolist(), strict=True))
 
+    # vectors and tokens: near one of the centres, of length 1
     def points(centres: Any, shape: tuple[int, ...]) -> Any:
         noise = rng.standard_normal((*shape, WIDTH), np.float32)
         rows = centres[rng.integers(0, len(centres), shape)] + 0.7 * noise

@@ -19,7 +19,8 @@ _MOST = 210  # terms of a document
 
 @numba.njit(cache=True)
 def make(documents: int, queries: int, topics: int, seed: int) -> tuple[Array, ...]:
-    """Offsets, terms and weights of documents, and of queries; see `benchmarks.sparse_vectors.generate`."""
+    """Return offsets, terms and weights of documents and of queries, see `sparse_vectors.generate`."""
+    # terms with popularities by Zipf, in random order, and topics of them
     np.random.seed(seed)
     popularity = np.empty(DIM)
     for rank in range(DIM):
@@ -27,6 +28,7 @@ def make(documents: int, queries: int, topics: int, seed: int) -> tuple[Array, .
     names = np.random.permutation(DIM)  # terms by popularity
     model = _topics(topics, np.cumsum(popularity))
 
+    # documents, with their terms in order
     offsets = np.zeros(documents + 1, np.int64)
     terms, weights = np.empty(documents * 130, np.uint16), np.empty(documents * 130, np.float32)
     subjects = np.empty((documents, 2), np.int64)  # topic and facet of each document
@@ -41,6 +43,7 @@ def make(documents: int, queries: int, topics: int, seed: int) -> tuple[Array, .
         weight[found[:count]] = 0.0
         offsets[row + 1] = stop
 
+    # queries, each of a random document
     query_offsets = np.zeros(queries + 1, np.int64)
     query_terms, query_weights = np.empty(queries * 64, np.uint16), np.empty(queries * 64, np.float32)
     for query in range(queries):

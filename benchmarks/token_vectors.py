@@ -65,18 +65,21 @@ def read(folder: Path) -> TokenVectors:
 
 
 def generate(documents: int, keep: int, dim: int = 128) -> TokenVectors:
-    """The first ``keep`` of ``documents`` made-up documents of 40 to 100 tokens, and 1000 queries.
+    """Return the first ``keep`` of ``documents`` made-up documents of 40 to 100 tokens, and 1000 queries.
 
     A token is one of 16k prototypes (of Zipfian popularity, 300 to a topic) moved towards its topic, its
     document and at random. A query has 12 noisy copies of the tokens of one document and 20 further tokens
     of its topic. There are 100 documents to a topic.
     """
+    # prototypes, topics, and which prototypes belong to a topic
     rng = np.random.default_rng(7)
     prototypes = _unit(rng.standard_normal((_PROTOTYPES, dim), dtype=np.float32))
     topics = _unit(rng.standard_normal((max(50, documents // 100), dim), dtype=np.float32))
     popularity = 1 / (np.arange(_PROTOTYPES) + _OFTEN) ** 0.9
     popularity /= popularity.sum()
     of_topic = rng.choice(_PROTOTYPES, size=(len(topics), _POPULAR), p=popularity)
+
+    # length, topic and direction of each document
     lengths = rng.integers(40, 101, documents)
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     topic = rng.integers(0, len(topics), documents)
@@ -85,6 +88,7 @@ def generate(documents: int, keep: int, dim: int = 128) -> TokenVectors:
     def noise(count: int, size: float) -> Array:
         return size * rng.standard_normal((count, dim), dtype=np.float32) / np.sqrt(dim)
 
+    # tokens, in blocks of documents
     tokens = np.empty((offsets[-1], dim), np.float16)
     token_ids = np.empty(offsets[-1], np.int64)
     for start in range(0, documents, 5000):
@@ -94,6 +98,8 @@ def generate(documents: int, keep: int, dim: int = 128) -> TokenVectors:
         token_ids[part] = of_topic[topic[rows], rng.integers(0, _POPULAR, len(rows))]
         moved = prototypes[token_ids[part]] + 0.45 * topics[topic[rows]] + 0.35 * own[rows]
         tokens[part] = _unit(moved + noise(len(rows), 0.75))
+
+    # queries; the first are drawn apart, as other scripts drew them
     queries = []
     for count in (_FIRST, _QUERIES - _FIRST):
         for row in rng.integers(0, documents, count):

@@ -111,10 +111,12 @@ class Guard:
         most_held = max(limits.body_bytes, limits.bodies_bytes)
         too_large = f"the body is larger than the limit of {limits.body_bytes} bytes"
         too_many = "too many large bodies are in work already; try again in a second"
+        # Refuse by the length that the client announces.
         if not size.isdigit() or int(size[:20]) > limits.body_bytes:
             raise Problem(413, too_large)
         if self._held + _counted(int(size)) > most_held:
             raise Problem(429, too_many)
+        # Count what arrives, because a client need not announce a length, or the true one.
         parts, total, held = list[bytes](), 0, 0
         try:
             async with asyncio.timeout(limits.body_seconds):
@@ -133,6 +135,7 @@ class Guard:
                     if not message.get("more_body"):
                         return b"".join(parts)
         except BaseException as error:
+            # Nobody takes the bytes of a failed request off.
             self._held -= held
             if isinstance(error, TimeoutError):
                 text = f"the body did not arrive within {limits.body_seconds} seconds"

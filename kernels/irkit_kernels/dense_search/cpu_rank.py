@@ -200,6 +200,7 @@ def _rank_rows(plan: Plan) -> Function:
 
 def _product(x: Function, f: Record, plan: Plan, row: Array) -> Value:
     """Return the product of the query with a kept row."""
+    # Rows of bytes are padded to whole chunks, other rows are not.
     int8 = plan.keep in ("int8", "none")  # with none it is a centroid
     if int8:
         query, numbers = f.values, row.cast("i8", 1)
@@ -214,6 +215,7 @@ def _product(x: Function, f: Record, plan: Plan, row: Array) -> Value:
             return loaded.to("i32").to("float")
         return loaded if plan.keep == "float32" else loaded.cast(vector(LANES, "half")).to("float")
 
+    # whole chunks, in four sums
     zero = x.constant(FLOATS, 0)
     with x.range(0, whole, CHUNK, sums=[zero] * 4) as loop:
         sums = list(loop.sums)
@@ -224,6 +226,8 @@ def _product(x: Function, f: Record, plan: Plan, row: Array) -> Value:
         loop.sums = sums
     if int8:
         return _added(x, loop.sums)
+
+    # the columns that remain, under a mask
     total = (loop.sums[0] + loop.sums[1]) + (loop.sums[2] + loop.sums[3])
     with x.range(whole, f.dim, LANES, total=total) as loop:
         left = x.constants("i32", range(LANES)) < (f.dim - loop.i).to("i32").broadcast(LANES)
