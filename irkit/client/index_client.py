@@ -21,7 +21,7 @@ from irkit.index.filters import as_json
 from irkit.retrieval.explanation import Explanation, Match
 from irkit.retrieval.fusing import Fuse
 from irkit.retrieval.searcher import Searcher
-from irkit.retrieval.searching import Filter, Hit, PartialResultWarning
+from irkit.retrieval.searching import Filter, Hit, PartialResultWarning, queries_of_run
 from irkit.retrieval.selection import RankOptions, SearchOptions
 from irkit.retrieval.windows import Passage
 from irkit.tokenizer import TokenSpan
@@ -166,11 +166,7 @@ class Client(Searcher):
             raise BadValueError(f"reranking: a Client takes no {refused[0]}, because the server scores")
         given |= {"k": k} | ({} if fuse is None else {"fuse": fuse})
         if isinstance(candidates, Run):
-            by_id = {query.id: query for query in parse_queries(queries)}
-            missing = [name for name in candidates.query_ids if name not in by_id]
-            if missing:
-                raise BadValueError(f"reranking: the run has query {missing[0]!r}, whose text is not given")
-            items = [by_id[name] for name in candidates.query_ids]
+            items = queries_of_run(candidates, queries)
             found = list[list[Hit]]()
             lists = [candidates.columns(query.id)[0] for query in items]
             for part in self._rerank([query.text for query in items], lists, {**given, "fields": ["id"]}):

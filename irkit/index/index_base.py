@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 import torch
 
-from irkit.arguments import brief, is_count
+from irkit.arguments import brief, check_counts
 from irkit.core.representation import Dense, MultiVector, Representation, Sparse
 from irkit.core.scoring import score
 from irkit.errors import BadTypeError, BadValueError, StorageError
@@ -163,10 +163,7 @@ class Index(ABC):
                 length.
         """
         self._check("searching", queries)
-        if isinstance(k, bool) or not hasattr(k, "__index__"):
-            raise BadTypeError(f"search: k is {brief(k)}; expected a whole number")
-        if not is_count(k):
-            raise BadValueError(f"search: k is {brief(k)}; expected 1 or more")
+        check_counts("search", k=k)
         k = int(k)
         keep, n_q = self._keep(allowed), len(queries)
         width = min(k, len(self) if keep is None else int(np.count_nonzero(keep)))

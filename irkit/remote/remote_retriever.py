@@ -25,7 +25,7 @@ from irkit.retrieval.reranking import Candidates, RerankOptions, RerankRunOption
 from irkit.retrieval.retriever import Retriever
 from irkit.retrieval.scorer import Scorer, score_checked
 from irkit.retrieval.searcher import OtherRetriever
-from irkit.retrieval.searching import Filter, Hit, parse_contents, parse_filter
+from irkit.retrieval.searching import Filter, Hit, parse_contents, parse_filter, queries_of_run
 from irkit.retrieval.selection import (
     DEEPER,
     Groups,
@@ -197,11 +197,7 @@ class RemoteRetriever(OtherRetriever):
         teacher, progress = options.get("teacher"), options.get("progress")
         # a run: one ranking per query of the run
         if is_run:
-            by_id = {query.id: query for query in parse_queries(queries)}
-            missing = [name for name in candidates.query_ids if name not in by_id]
-            if missing:
-                raise BadValueError(f"reranking: the run has query {missing[0]!r}, whose text is not given")
-            items = [by_id[name] for name in candidates.query_ids]
+            items = queries_of_run(candidates, queries)
             lists = [list(candidates.columns(item.id)[0]) for item in items]
             contents = [self._content(item) for item in items]
             ranked = self._rerank(items, contents, lists, selection, teacher)

@@ -20,10 +20,10 @@ from irkit.encoder_free import (
     is_encoder_free,
 )
 from irkit.errors import BadValueError, StorageError
-from irkit.index import Documents, Index, IndexConfig, Store, StoredRows, index_config, open_index
+from irkit.index import IndexConfig, Store, StoredRows, index_config
 from irkit.index.array_files import corrupt
 from irkit.model import Device, Model
-from irkit.shards import ShardedDocuments, ShardedIndex, ShardedStore, open_store
+from irkit.shards import open_parts, open_store
 
 AnyModel: TypeAlias = Model | EncoderFreeModel
 """A model that encodes queries and documents of an index."""
@@ -118,14 +118,6 @@ def content_of(model: AnyModel, item: Document | Query) -> Any:
             "takes texts; vectors are indexed with the model 'vectors' and searched by vectors"
         )
     return model.content(item) if isinstance(model, EncoderFreeModel) else text
-
-
-def open_parts(store: Store) -> tuple[Index, Documents]:
-    """Return the index and the documents of a store, which may be in several shards."""
-    if isinstance(store, ShardedStore):
-        documents = ShardedDocuments(store)
-        return ShardedIndex(store, documents), documents
-    return open_index(store), Documents(store)
 
 
 def default_index(model: AnyModel) -> IndexConfig:

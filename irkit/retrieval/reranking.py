@@ -12,14 +12,22 @@ import numpy as np
 
 from irkit.arguments import brief, check_functions, is_count
 from irkit.core.late_interaction import mean_maxsim
-from irkit.data import Document, QueriesLike, Query, parse_documents, parse_queries
+from irkit.data import Document, QueriesLike, Query, parse_documents
 from irkit.errors import BadTypeError, BadValueError
 from irkit.evaluation.run import Run
 from irkit.index import WindowsConfig
 from irkit.retrieval.collection import Collection, format_model
 from irkit.retrieval.fusing import Fuse, check_fuse, heads_of
 from irkit.retrieval.scorer import Array, Interaction, Scorer, score_checked, score_rows, score_texts
-from irkit.retrieval.searching import Hit, Rows, fetch_lists, find_rows, make_hits, parse_contents
+from irkit.retrieval.searching import (
+    Hit,
+    Rows,
+    fetch_lists,
+    find_rows,
+    make_hits,
+    parse_contents,
+    queries_of_run,
+)
 from irkit.retrieval.selection import (
     Groups,
     RankOptions,
@@ -148,20 +156,13 @@ def _rerank_run(
     collection: Collection, queries: QueriesLike, run: Run, selection: Selection, options: RerankRunOptions
 ) -> Run:
     # every query of the run needs its text
-    by_id = {query.id: query for query in parse_queries(queries)}
-    missing = [query_id for query_id in run.query_ids if query_id not in by_id]
-    if missing:
-        others = f" and {len(missing) - 1} others" if len(missing) > 1 else ""
-        raise BadValueError(
-            f"reranking: the run has query {missing[0]!r}{others}, whose text is not given; give the queries "
-            "it was made of"
-        )
+    items = queries_of_run(run, queries)
     teacher, progress = options.get("teacher"), options.get("progress")
 
     # score a batch of queries at a time
     def rankings() -> Iterable[tuple[str, list[str], Array]]:
-        for start in range(0, len(run), _RUN_QUERIES):
-            batch = [by_id[query_id] for query_id in run.query_ids[start : start + _RUN_QUERIES]]
+        for start in range(0, len(items), _RUN_QUERIES):
+            batch = items[start : start + _RUN_QUERIES]
             rows = [_find_candidates(collection, run.columns(query.id)[0]) for query in batch]
             if teacher is None:
                 contents = [collection.content(query) for query in batch]

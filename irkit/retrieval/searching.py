@@ -11,7 +11,7 @@ import numpy as np
 
 from irkit.arguments import brief, check_functions
 from irkit.core.representation import Representation, Sparse
-from irkit.data import JSON, Document, QueriesLike, parse_queries
+from irkit.data import JSON, Document, QueriesLike, Query, parse_queries
 from irkit.encoder_free import Impacts, Vectors
 from irkit.errors import BadTypeError, BadValueError
 from irkit.evaluation.run import Run
@@ -117,6 +117,23 @@ def parse_strings(operation: str, strings: str | Iterable[str]) -> list[str]:
     if wrong:
         raise BadTypeError(f"{operation}: got {brief(wrong[0], 100)}, expected a string or several")
     return items
+
+
+def queries_of_run(run: Run, queries: QueriesLike) -> list[Query]:
+    """Return those of ``queries`` that a run has, in the order of the run.
+
+    Raises:
+        BadValueError: A query of the run is missing.
+    """
+    by_id = {query.id: query for query in parse_queries(queries)}
+    missing = [query_id for query_id in run.query_ids if query_id not in by_id]
+    if missing:
+        others = f" and {len(missing) - 1} others" if len(missing) > 1 else ""
+        raise BadValueError(
+            f"reranking: the run has query {missing[0]!r}{others}, whose text is not given; give the queries "
+            "it was made of"
+        )
+    return [by_id[query_id] for query_id in run.query_ids]
 
 
 def fetch_lists(documents: Documents, rows: Sequence[Rows]) -> list[list[Document]]:

@@ -21,7 +21,15 @@ from __future__ import annotations
 
 from irkit.shards.resharding import reshard, rewrite
 from irkit.shards.sharded_documents import ShardedDocuments
-from irkit.shards.sharded_index import ShardedIndex
+from irkit.shards.sharded_index import ShardedIndex, open_parts
 from irkit.shards.sharded_store import ShardedStore, open_store
 
-__all__ = ["ShardedDocuments", "ShardedIndex", "ShardedStore", "open_store", "reshard", "rewrite"]
+__all__ = [
+    "ShardedDocuments",
+    "ShardedIndex",
+    "ShardedStore",
+    "open_parts",
+    "open_store",
+    "reshard",
+    "rewrite",
+]

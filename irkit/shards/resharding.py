@@ -9,15 +9,14 @@ from typing import Any
 import numpy as np
 
 from irkit.errors import StorageError
-from irkit.index import Documents, Index, StageProgress, Store, compact, create_index, open_index
+from irkit.index import Documents, StageProgress, Store, compact, create_index
 from irkit.index.array_files import Array
 from irkit.index.directory import MANIFEST
 from irkit.index.index_base import live_rows
 from irkit.index.term_ids import Vocabulary
 from irkit.shards.codecs import CODED, take_codec
 from irkit.shards.placement import SEQUENCE, placement, shard_of
-from irkit.shards.sharded_documents import ShardedDocuments
-from irkit.shards.sharded_index import ShardedIndex
+from irkit.shards.sharded_index import ShardedIndex, open_parts
 from irkit.shards.sharded_store import ShardedStore, open_store
 
 
@@ -51,7 +50,7 @@ def reshard(path: str | Path, shards: int, *, progress: StageProgress | None = N
     with ShardedStore.build(path, shards=shards, key={"reshard": state}, overwrite=True) as new:
         if old.refresh():
             raise StorageError(f"resharding {path}: it was changed meanwhile; run it again")
-        index, documents = _open(old)
+        index, documents = open_parts(old)
         rows = np.flatnonzero(_live(old, documents))
         with new.update():
             new.meta.update({"model": old.meta["model"], "documents": len(rows)})
@@ -90,13 +89,6 @@ def rewrite(path: str | Path, *, progress: StageProgress | None = None) -> None:
 
 
 _KEPT = ("config", "representation", "dim", "negative", "bm25")
-
-
-def _open(store: Store) -> tuple[Index, Documents]:
-    if isinstance(store, ShardedStore):
-        documents = ShardedDocuments(store)
-        return ShardedIndex(store, documents), documents
-    return open_index(store), Documents(store)
 
 
 def _live(store: Store, documents: Documents) -> Array:

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from irkit.arguments import brief, is_count
+from irkit.arguments import check_counts
 from irkit.core.representation import Representation, Sparse, concat
-from irkit.errors import BadTypeError, BadValueError
-from irkit.index import Hits, Index, IndexConfig, StageProgress, StoredRows, open_index
+from irkit.errors import BadValueError
+from irkit.index import Documents, Hits, Index, IndexConfig, StageProgress, Store, StoredRows, open_index
 from irkit.index import bm25_index as bm25
 from irkit.index.array_files import Array
 from irkit.index.index_base import as_rows, row_list
@@ -183,10 +183,7 @@ class ShardedIndex(StoredRows):
     @snapshot
     def search(self, queries: Representation, k: int, allowed: Array | None = None) -> Hits:
         """Return the k best documents of every query; see `Index.search`."""
-        if isinstance(k, bool) or not hasattr(k, "__index__"):
-            raise BadTypeError(f"search: k is {brief(k)}; expected a whole number")
-        if not is_count(k):
-            raise BadValueError(f"search: k is {brief(k)}; expected 1 or more")
+        check_counts("search", k=k)
         self._check("searching", queries)
         allowed, best = self._keep(allowed), TopK(len(queries), int(k))
         numbers = [global_rows(part.store) for part in self.parts]
@@ -261,3 +258,11 @@ def search_part(part: Index, queries: Representation, k: int, allowed: Array | N
         width = min(2 * width, len(part))
         hits = part.search(queries, width, allowed)
     return hits
+
+
+def open_parts(store: Store) -> tuple[Index, Documents]:
+    """Return the index and the documents of a store, which may be in several shards."""
+    if isinstance(store, ShardedStore):
+        documents = ShardedDocuments(store)
+        return ShardedIndex(store, documents), documents
+    return open_index(store), Documents(store)
