@@ -37,7 +37,10 @@ def main(sizes: Sequence[int] = (1_000_000,)) -> None:
 
 
 def measure(kind: str, size: int, minutes: float = MINUTES) -> Row:
-    """Build an index, let processes search it while this one adds documents, and compare minutes."""
+    """Build an index, let processes search it while this one adds documents, and compare search times.
+
+    The times of the first minute are compared with the times of the last one.
+    """
     from irkit import Retriever
 
     with tempfile.TemporaryDirectory() as folder:

@@ -41,10 +41,10 @@ class Contender:
     Attributes:
         module: Where the engine is, such as ``benchmarks.engines``.
         engine: Its key in the ``ENGINES`` of the module.
-        options: Of the build.
-        settings: Of the search, one after the other.
-        peer: What it imports, if it is one; its index is kept for the next run.
-        python: Needs the interpreter in ``IRKIT_PEERS``.
+        options: Options of the build.
+        settings: Settings of the searches, one after the other.
+        peer: Package that a peer imports; its index is kept for the next run. Empty for irkit.
+        python: Whether it needs the interpreter in ``IRKIT_PEERS``.
     """
 
     module: str
@@ -55,16 +55,16 @@ class Contender:
     python: bool = False
 
     def command(self, verb: str, source: Path, target: Path) -> list[str]:
-        """Of its process, see `benchmarks.worker`."""
+        """Return the command of the process, see `benchmarks.worker`."""
         program = [self.interpreter(), "-m", self.module, verb, self.engine, json.dumps(self.options)]
         return [*program, str(source), str(target)]
 
     def interpreter(self) -> str:
-        """Of its process."""
+        """Return the Python of the process."""
         return f"{os.environ['IRKIT_PEERS']}/python" if self.python else sys.executable
 
     def missing(self) -> str:
-        """Why it cannot run; empty if it can."""
+        """Return why the contender cannot run; empty if it can."""
         if not self.peer:
             return ""
         if "IRKIT_PEERS" not in os.environ:
@@ -114,7 +114,7 @@ class Server:
 
 @contextmanager
 def work_folder() -> Iterator[Path]:
-    """Where vectors and indexes are: ``IRKIT_PEERS/work``, or a folder that is gone afterwards."""
+    """Yield the folder of vectors and indexes: ``IRKIT_PEERS/work``, or one that is removed at the end."""
     if "IRKIT_PEERS" in os.environ:
         yield Path(os.environ["IRKIT_PEERS"]) / "work"
     else:
@@ -161,7 +161,7 @@ def measure(
 
 
 def build_row(name: str, label: str, built: Row, unit: str, count: int) -> Row:
-    """What a build took, for the table of a suite; bytes by ``unit``, of which there are ``count``."""
+    """Return the row of a build for the table of a suite; bytes are given per ``unit``, ``count`` in all."""
     return {
         "collection": name,
         "contender": label,
@@ -202,7 +202,7 @@ def _take_turns(
 
 
 def _build(contender: Contender, source: Path, target: Path) -> Row:
-    """What the build took, or why there is none."""
+    """Build an index, and return its measurements, or the reason why there are none."""
     note = target.with_name(f"{target.name}.json")
     if contender.peer and note.exists():
         kept: Row = json.loads(note.read_text())

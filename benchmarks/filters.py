@@ -30,7 +30,7 @@ BARS = {0.01: 20, 0.1: 60, 0.5: 60, 0.9: 60}
 
 
 def columns(count: int) -> dict[str, list[Any]]:
-    """Five keys: two numbers, two strings that often come again, and one that never does."""
+    """Return values of five keys: two of numbers, two of repeated strings, and one of distinct strings."""
     rng = np.random.default_rng(0)
     sites, kinds = rng.integers(0, 1000, count), rng.integers(0, 100, count)
     return {
@@ -43,7 +43,7 @@ def columns(count: int) -> dict[str, list[Any]]:
 
 
 def conditions(share: float, number: int) -> dict[str, tuple[str, str, Any]]:
-    """Key, operator and value that about this share of the documents meets; another one for each number."""
+    """Return conditions that about this share of the documents meets; each ``number`` has its own."""
     at = share + number / 5000
     return {
         "number": ("number", "<", int(1_000_000 * at)),

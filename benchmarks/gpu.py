@@ -91,7 +91,7 @@ def run_parts(
 
 
 def run_part(name: str, seconds: float, command: list[str] | None = None) -> Iterator[Row]:
-    """Rows of a part as its process prints them, and one that says what was wrong.
+    """Yield the rows that the process of a part prints, and a last row if something was wrong.
 
     Args:
         name: Name of the part.
@@ -103,7 +103,7 @@ def run_part(name: str, seconds: float, command: list[str] | None = None) -> Ite
 
 
 def count_tests(rows: Iterable[Row]) -> Iterator[Row]:
-    """Rows of the tests that fail, and in the end how many passed or could not be run."""
+    """Yield rows of the tests that fail, and at the end how many passed or could not be run."""
     counts = Counter[str]()
     for row in rows:
         if "outcome" not in row:
@@ -117,7 +117,7 @@ def count_tests(rows: Iterable[Row]) -> Iterator[Row]:
 
 
 def gpu_tests() -> list[str]:
-    """Files with tests that are marked ``gpu``: to collect the others takes a minute."""
+    """Return the files with tests that are marked ``gpu``: collecting the others takes a minute."""
     files = [*(ROOT / "tests").glob("test_*.py"), *(ROOT / "kernels").rglob("test_*.py")]
     marks = ("pytest.mark.gpu", "@on_device")
     return sorted(str(file) for file in files if any(mark in file.read_text() for mark in marks))
@@ -152,7 +152,7 @@ def _printed(name: str, seconds: float, command: list[str] | None) -> Iterator[R
 
 
 def _lines(command: list[str], seconds: float, ended: Row) -> Iterator[str]:
-    """Lines that a process prints; ``ended`` says how it ended. It is stopped ``GRACE`` after its time."""
+    """Yield the lines that a process prints; stop it ``GRACE`` after its time. ``ended`` says how."""
     paths = [str(ROOT), str(ROOT / "kernels"), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(
@@ -177,7 +177,7 @@ def _lines(command: list[str], seconds: float, ended: Row) -> Iterator[str]:
 
 
 def rows_of(part: str) -> Iterator[Row]:
-    """What a part measures, row by row."""
+    """Yield the measurements of a part, row by row."""
     from benchmarks.gpu_timing import find_device, measure, measure_limits
 
     device = find_device()

@@ -35,7 +35,7 @@ def maxsim_cases(device: Device) -> Iterator[Case]:
 
 
 def splade_cases(device: Device) -> Iterator[Case]:
-    """A batch of documents, a training batch with its gradients, a query."""
+    """Yield a batch of documents, a training batch with its gradients, and a query."""
     n, tokens = (64, 256) if device.name == "cuda" else (3, 5)
     yield _splade(device, n, tokens, "bfloat16")
     yield _splade(device, max(2, n // 4), tokens, "bfloat16", gradients=True)
@@ -44,7 +44,7 @@ def splade_cases(device: Device) -> Iterator[Case]:
 
 
 def pool_cases(device: Device) -> Iterator[Case]:
-    """Windows of two sizes, forward and backward: nothing but memory is used."""
+    """Yield windows of two sizes, forward and backward, which are limited by memory alone."""
     n = 8192 if device.name == "cuda" else 16  # a gigabyte
     for window in ((2, 2), (3, 2)):
         for backward in (False, True):
@@ -52,7 +52,7 @@ def pool_cases(device: Device) -> Iterator[Case]:
 
 
 def residual_cases(device: Device) -> Iterator[Case]:
-    """The candidates of 32 queries, scored by their codes."""
+    """Yield the candidates of 32 queries, scored by their codes."""
     yield _residual(device, *((20_000, 256) if device.name == "cuda" else (20, 5)))
 
 
@@ -90,14 +90,14 @@ class _Texts:
             self.padded = torch.nn.utils.rnn.pad_sequence(split, batch_first=True)
 
     def plain(self, queries: Tensor, documents: Tensor) -> Tensor:
-        """All similarities, then the maxima."""
+        """Compute all similarities, then the maxima."""
         similarity = documents @ queries.T
         similarity = similarity.to(torch.promote_types(similarity.dtype, torch.float32))
         best = torch.segment_reduce(similarity, "max", lengths=self.lengths, axis=0)
         return best.view(-1, self.n_q, QUERY).sum(2).T
 
     def step(self, score: Callable[..., Tensor], queries: Tensor, documents: Tensor) -> tuple[Tensor, ...]:
-        """Scores, and with ``grad`` the gradients of both."""
+        """Return scores, and with ``grad`` the gradients of both sides."""
         if self.grad is None:
             return (score(queries, documents),)
         leaves = [x.detach().requires_grad_() for x in (queries, documents)]
@@ -160,12 +160,12 @@ class _Batch:
         self.head: Any = None  # Sparton's
 
     def plain(self, hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        """All logits, activated, then the maxima."""
+        """Compute all logits, activate them, and take the maxima."""
         logits = F.linear(hidden, weight, bias).view(-1, self.tokens, TERMS)
         return logits.amax(1).relu().log1p()
 
     def step(self, pool: Callable[..., Tensor], *parts: Tensor) -> tuple[Tensor, ...]:
-        """Weights, and with ``grad`` the gradients of everything."""
+        """Return weights, and with ``grad`` the gradients of all inputs."""
         if self.grad is None:
             return (pool(*parts),)
         leaves = [x.detach().requires_grad_() for x in parts]

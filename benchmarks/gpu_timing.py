@@ -49,7 +49,7 @@ class Case(NamedTuple):
 
     Attributes:
         labels: The first columns: what it is.
-        dtype: Of the inputs.
+        dtype: Precision of the inputs.
         inputs: Fresh random inputs from a seed, in the memory of the device.
         ways: By name what makes a result of inputs, or a word on why that cannot be had. The one that is
             called ``irkit`` has to agree with ``exact`` in everything, others in what they return first.
@@ -75,7 +75,7 @@ class Limits(NamedTuple):
 
 
 def find_device() -> Device:
-    """The GPU, or the CPU if there is none."""
+    """Return the GPU, or the CPU if there is none."""
     if not torch.cuda.is_available():
         return Device("cpu", 1 << 16, _host_seconds)
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
@@ -104,7 +104,7 @@ def measure_limits(device: Device) -> Limits:
 
 
 def share(limits: Limits, dtype: str, nbytes: float, flops: float, seconds: float) -> Row:
-    """The column ``% of limit``, and which limit it is: that which takes the most time."""
+    """Return the column ``% of limit``, and the name of the limit: the one that takes the most time."""
     least = {"memory": nbytes / limits.copy}
     if flops and dtype in limits.products:
         least["matrix"] = flops / limits.products[dtype]
@@ -113,7 +113,7 @@ def share(limits: Limits, dtype: str, nbytes: float, flops: float, seconds: floa
 
 
 def needs(module: str, way: Way) -> Way | str:
-    """A way that needs a module, or that it is missing."""
+    """Return a way that needs a module, or a word that the module is missing."""
     return way if find_spec(module) else f"needs {module}"
 
 
@@ -171,7 +171,7 @@ def _measure(case: Case, device: Device) -> Iterator[Row]:
 
 
 def _ends_all(error: Exception) -> bool:
-    """Whether nothing works any more in this process."""
+    """Return True if nothing works any more in this process."""
     return any(sign in str(error) for sign in ("CUDA error", "Triton Error [CUDA]"))
 
 
@@ -182,7 +182,7 @@ def _words(error: Exception) -> str:
 def _turns(
     ways: Mapping[str, Callable[[], Any]], device: Device
 ) -> dict[str, tuple[list[float], list[float]]]:
-    """Seconds of a call in each round, on the device and with the wait for it; ways take turns."""
+    """Return seconds per call in each round, on the device and with the wait for it; ways take turns."""
     counts = {}
     for name, way in ways.items():
         counts[name] = max(1, min(MOST_CALLS, int(ROUND / max(device.seconds(way)))))
@@ -200,7 +200,7 @@ def _turns(
 
 
 def _difference(found: Any, exact: tuple[Tensor, ...]) -> float:
-    """The norm of the difference over that of what is exact, the largest of several."""
+    """Return the norm of the difference over the norm of the exact result, the largest of several."""
     results = found if isinstance(found, tuple) else (found,)
     differences = []
     for got, wanted in zip(results, exact, strict=False):

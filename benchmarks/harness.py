@@ -59,7 +59,7 @@ _PLACE = re.compile(r"(<!-- results:(\w+)(?: kernel=(\w+))? -->\n).*?(\n<!-- end
 
 
 def data_dir() -> Path:
-    """The folder of real collections: ``IRKIT_DATA``, by default ``../shared/data`` beside the checkout."""
+    """Return the folder of real collections: ``IRKIT_DATA``, or ``../shared/data`` beside the checkout."""
     path = Path(os.environ.get("IRKIT_DATA", Path(__file__).parents[2] / "shared" / "data"))
     if not path.is_dir():
         raise SystemExit(
@@ -91,13 +91,13 @@ def interleave(
 
 
 def ratio(seconds: Mapping[str, Sequence[float]], name: str, baseline: str) -> float:
-    """Median over the rounds of ``baseline / name`` within the same round: above 1 is faster."""
+    """Return the median over the rounds of ``baseline / name`` within a round: above 1 is faster."""
     pairs = zip(seconds[baseline], seconds[name], strict=True)
     return statistics.median(slow / fast for slow, fast in pairs)
 
 
 def matmul_peak(dtype: str, size: int = 2048, rounds: int = 5) -> float:
-    """Fastest measured square matrix product on all cores, in FLOP/s."""
+    """Measure the fastest square matrix product on all cores, in FLOP/s."""
     import torch
 
     a, b = (torch.randn(size, size).to(getattr(torch, dtype)) for _ in range(2))
@@ -110,13 +110,13 @@ def matmul_peak(dtype: str, size: int = 2048, rounds: int = 5) -> float:
 
 
 def peak_memory() -> float:
-    """Most memory this process has held, in MB; unlike ``ru_maxrss`` it starts at zero in a new program."""
+    """Return the most MB that this process has held; unlike ``ru_maxrss``, a new program starts at zero."""
     status = Path("/proc/self/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0]) / 1024
 
 
 def provenance() -> Row:
-    """When, on what and with which versions a number was measured."""
+    """Describe when, on what and with which versions a number was measured."""
     import torch
 
     versions = {}

@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def vectors(size: int, seed: int) -> Iterator[Any]:
-    """Unit vectors around topics, a chunk at a time, never all in memory."""
+    """Yield unit vectors around topics, a chunk at a time, never all in memory."""
     import torch
 
     topics = torch.randn(TOPICS, DIM, generator=torch.Generator().manual_seed(0))

@@ -34,7 +34,7 @@ def _files() -> list[Path]:
 
 
 def benches(only: Collection[str] = ()) -> dict[str, Any]:
-    """Modules of the benches of some kernels, or of all, by kernel."""
+    """Return the modules of the benches of some kernels, or of all, by kernel."""
     found = {}
     for file in _files():
         name = file.parent.name

@@ -37,7 +37,7 @@ PLOT = Path(__file__).parents[1] / "docs" / "multi_vector.svg"
 
 
 def contenders() -> dict[str, Contender]:
-    """All of them by name."""
+    """Return all contenders by name."""
     plaid = [{"nprobe": probed, "candidates": scored} for probed, scored in _PLAID]
     tachiom = tuple(dict(zip(_TACHIOM_KEYS, values, strict=True)) for values in _TACHIOM)
     every = {"centroid_score_threshold": 0.0, "max_candidates": 1_000_000}
@@ -89,7 +89,7 @@ def main() -> None:
 
 
 def prepared(name: str, work: Path) -> Path:
-    """The folder of the vectors of a collection; made if it is not there."""
+    """Return the folder of the vectors of a collection; make it if it is missing."""
     folder = work / name.replace(" ", "-")
     if not folder.exists():
         aside = folder.with_suffix(".tmp")
@@ -133,13 +133,13 @@ def measure_collection(name: str, folder: Path, rounds: int = ROUNDS) -> tuple[l
 
 
 def _takes_part(contender: Contender, label: str, folder: Path) -> bool:
-    """Those with a Python of their own take minutes to build: the smallest collection, or what is kept."""
+    """Return True unless building takes minutes: peers in another Python build the smallest one only."""
     smallest = folder.name == COLLECTIONS[0].replace(" ", "-")
     return not contender.python or smallest or folder.with_name(f"{folder.name}-{label}").exists()
 
 
 def _recall(label: str, hits: list[list[int]], vectors: TokenVectors) -> float:
-    """Share of the exact ten best that were found; stops if our answer is no ranking or exact search errs."""
+    """Return the share of the exact ten best that were found; a wrong ranking of irkit ends the run."""
     if label.startswith("irkit") and any(len(set(each)) != K or min(each) < 0 for each in hits):
         raise SystemExit(f"multi_vector: {label} did not find {K} different documents for every query")
     pairs = zip(hits, vectors.exact[: len(hits), :K].tolist(), strict=True)

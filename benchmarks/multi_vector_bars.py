@@ -29,7 +29,7 @@ def bars(curves: Sequence[Row], builds: Sequence[Row]) -> list[Row]:
 
 
 def speeds(curves: Sequence[Row]) -> list[Row]:
-    """A row a contender: the fastest of its settings that reach the recall, else of those that find most."""
+    """Return a row per contender: its fastest setting that reaches the recall, else the most precise one."""
     rows = []
     for contender in dict.fromkeys(row["contender"] for row in curves):
         cells: Row = {"one thread, queries/s (recall@10)": contender}
@@ -42,7 +42,7 @@ def speeds(curves: Sequence[Row]) -> list[Row]:
 
 
 def _quality(name: str, rows: list[Row]) -> Iterator[Bar]:
-    """Recall, and queries a second over those of the others."""
+    """Return recall, and queries per second relative to the others."""
     yield "recall@10 with every document scored by its codes", _highest(rows, _OURS), ">=", 0.985
     kept = _highest(rows, f"{_OURS}, tokens kept")
     if kept:

@@ -243,6 +243,6 @@ def check(
 
 
 def overlap(found: list[list[str]], best: list[list[str]]) -> float:
-    """Share of the best documents that were found."""
+    """Return the share of the best documents that were found."""
     hits = sum(len({*line} & {*other}) for line, other in zip(found, best, strict=True))
     return hits / max(1, sum(map(len, best)))

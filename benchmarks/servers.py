@@ -53,12 +53,12 @@ class Server:
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
 
     def cpu(self) -> float:
-        """Seconds of processor time so far."""
+        """Return the seconds of processor time so far."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / TICKS
 
     def memory(self) -> dict[str, float]:
-        """Memory of its own, and mapped files that are in memory, in MB."""
+        """Return the MB of its own memory, and of mapped files that are in memory."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         names = {"own": "RssAnon:", "mapped": "RssFile:"}
         return {name: int(status.partition(key)[2].split()[0]) / 1024 for name, key in names.items()}
@@ -80,7 +80,7 @@ def exchange(
 
 
 def load(server: Server, path: str, bodies: Sequence[bytes], clients: int, seconds: float) -> Row:
-    """Let clients send requests for some seconds; return rate, times, and processor time a request."""
+    """Let clients send requests for some seconds; return rate, times, and processor time per request."""
     times: list[float] = []
     wrong: list[bytes] = []
     end = time.perf_counter() + seconds
@@ -107,5 +107,5 @@ def load(server: Server, path: str, bodies: Sequence[bytes], clients: int, secon
 
 
 def percentile(times: Sequence[float], share: float) -> float:
-    """Milliseconds below which this share of sorted times is."""
+    """Return the milliseconds below which this share of sorted times is."""
     return 1000 * times[min(len(times) - 1, int(share * len(times)))]

@@ -37,7 +37,7 @@ PLOT = Path(__file__).parents[1] / "docs" / "sparse.svg"
 
 
 def contenders(name: str) -> dict[str, Contender]:
-    """Those of a collection."""
+    """Return the contenders of a collection, each with the settings that it is measured at."""
     contender = partial(Contender, "benchmarks.sparse_engines")
     grid = itertools.product(_CUTS, _FACTORS)
     seismic = tuple({"query_cut": cut, "heap_factor": factor} for cut, factor in grid)
@@ -86,7 +86,7 @@ def main() -> None:
 
 
 def prepared(name: str, work: Path) -> Path:
-    """The folder of the vectors of a collection; made if it is not there."""
+    """Return the folder of the vectors of a collection; make it if it is missing."""
     folder = work / f"sparse-{name.replace(' ', '-')}"
     if not folder.exists():
         aside = folder.with_suffix(".tmp")
@@ -127,7 +127,7 @@ def measure_collection(name: str, folder: Path, rounds: int = ROUNDS) -> tuple[l
 
 
 def _recall(contender: str, hits: Hits, vectors: SparseVectors) -> float:
-    """Stops if our hits are no ranking or exact search errs."""
+    """Return the recall of hits; a wrong ranking or exact search ends the run."""
     if contender.startswith("irkit") and any(len(set(each)) != K or min(each) < 0 for each in hits):
         raise SystemExit(f"sparse: {contender} did not find {K} different documents for every query")
     found = recall(hits, vectors)

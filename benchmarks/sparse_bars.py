@@ -34,7 +34,7 @@ def speeds(curves: Sequence[Row]) -> list[Row]:
 
 
 def exact(curves: Sequence[Row]) -> list[Row]:
-    """A row a collection and way to ask: microseconds a query of scans and of exact search."""
+    """Return a row per collection and way to ask: microseconds per query of scans and of exact search."""
     rows = []
     for name, found in by_collection(curves):
         for how, words in _HOWS.items():
@@ -46,7 +46,7 @@ def exact(curves: Sequence[Row]) -> list[Row]:
 
 
 def bm25(curves: Sequence[Row]) -> list[Row]:
-    """A row a contender that does BM25: queries a second, asked one by one and together."""
+    """Return a row per contender that does BM25: queries per second, asked one by one and together."""
     rows = []
     for name, found in by_collection(curves):
         for contender in (_BM25, "bm25s"):
@@ -66,7 +66,7 @@ def bm25(curves: Sequence[Row]) -> list[Row]:
 
 
 def _speed(rows: list[Row]) -> Iterator[Bar]:
-    """Queries a second over those of the others."""
+    """Return queries per second relative to the others."""
     for recall in RECALLS:
         ours = max(
             filter(None, (fastest(rows, recall, each, "") for each in ("irkit", _EXACT))),
@@ -89,7 +89,7 @@ def _speed(rows: list[Row]) -> Iterator[Bar]:
 
 
 def _lexical(rows: list[Row]) -> Iterator[Bar]:
-    """BM25 over bm25s."""
+    """Return the speed of BM25 relative to bm25s."""
     for how in ("", "together"):
         ours, theirs = (fastest(rows, 0.99, each, how) for each in (_BM25, "bm25s"))
         if ours and theirs:

@@ -25,11 +25,11 @@ _CHUNK = 8192  # documents given to irkit at a time
 
 
 def build_nothing(vectors: SparseVectors, folder: Path, options: Options) -> None:
-    """Scans transpose the vectors when they are opened."""
+    """Do nothing: scans transpose the vectors when they are opened."""
 
 
 def open_numpy(vectors: SparseVectors, folder: Path, options: Options) -> Search:
-    """The documents of each term of the query added up by numpy, as bm25s does without numba."""
+    """Open a scan that adds up the documents of each query term by numpy, as bm25s does without numba."""
     starts, rows, impacts = transposed(vectors)
     documents, queries = len(vectors.offsets) - 1, _queries(vectors)
 
@@ -48,7 +48,7 @@ def open_numpy(vectors: SparseVectors, folder: Path, options: Options) -> Search
 
 
 def open_numba(vectors: SparseVectors, folder: Path, options: Options) -> Search:
-    """The same in a compiled loop, with the ten best taken by place; queries and hits are those of irkit."""
+    """Open the same scan as a compiled loop that takes the ten best; queries and hits are those of irkit."""
     from benchmarks.sparse_scan import scan
     from irkit.index.topk import Hits
 
@@ -80,7 +80,7 @@ def open_numba(vectors: SparseVectors, folder: Path, options: Options) -> Search
 
 
 def build_irkit(vectors: SparseVectors, folder: Path, options: Options) -> None:
-    """Through the public interface, documents in chunks; as counts if ``options["bm25"]`` are k1 and b."""
+    """Build through the public interface in chunks; as counts if ``options["bm25"]`` are k1 and b."""
     from irkit import Ragged, Sparse
     from irkit.index import Store, create_index
     from irkit.index.bm25_index import begin
@@ -101,7 +101,7 @@ def build_irkit(vectors: SparseVectors, folder: Path, options: Options) -> None:
 
 
 def open_irkit(vectors: SparseVectors, folder: Path, options: Options) -> Search:
-    """Settings are fields of the index's configuration."""
+    """Return a search whose settings are fields of the index's configuration."""
     from irkit.index import Store, open_index
 
     index = open_index(Store.open(folder))
@@ -128,7 +128,7 @@ def open_irkit(vectors: SparseVectors, folder: Path, options: Options) -> Search
 
 
 def _searcher(vectors: SparseVectors, dtype: str) -> Any:
-    """The kernel that the index is made of, on the vectors."""
+    """Return the kernel that the index is made of, on the vectors."""
     from irkit_kernels.sparse_search import Searcher, build
 
     weights = np.asarray(vectors.weights).astype(dtype)
@@ -137,7 +137,7 @@ def _searcher(vectors: SparseVectors, dtype: str) -> Any:
 
 
 def build_seismic(vectors: SparseVectors, folder: Path, options: Options) -> None:
-    """With ``n_postings`` of the options; the other two are those that suit collections of this size."""
+    """Build with ``n_postings`` of the options; two others suit collections of this size."""
     from seismic import SeismicIndexRaw
 
     folder.mkdir(parents=True)
@@ -149,7 +149,7 @@ def build_seismic(vectors: SparseVectors, folder: Path, options: Options) -> Non
 
 
 def open_seismic(vectors: SparseVectors, folder: Path, options: Options) -> Search:
-    """Settings are its query_cut and heap_factor."""
+    """Return a search whose settings are query_cut and heap_factor."""
     from seismic import SeismicIndexRaw
 
     index = SeismicIndexRaw.load(str(folder / "index"))
@@ -164,7 +164,7 @@ def open_seismic(vectors: SparseVectors, folder: Path, options: Options) -> Sear
 
 
 def build_bm25s(vectors: SparseVectors, folder: Path, options: Options) -> None:
-    """From the terms of each document, each as often as it occurs."""
+    """Build from the terms of each document, each as often as it occurs."""
     from bm25s import BM25
 
     counts = np.asarray(vectors.counts)
@@ -180,7 +180,7 @@ def build_bm25s(vectors: SparseVectors, folder: Path, options: Options) -> None:
 
 
 def open_bm25s(vectors: SparseVectors, folder: Path, options: Options) -> Search:
-    """Its numba backend on one thread."""
+    """Return a search by its numba backend on one thread."""
     from bm25s import BM25
 
     index = BM25.load(folder)
@@ -219,13 +219,13 @@ ENGINES = {
 
 
 def _queries(vectors: SparseVectors) -> list[tuple[Array, Array]]:
-    """Terms (int64) and weights of each."""
+    """Return terms (int64) and weights of each query."""
     every = (vectors.query(number) for number in range(len(vectors.best)))
     return [(terms.astype(np.int64), np.array(weights)) for terms, weights in every]
 
 
 def _representations(vectors: SparseVectors) -> tuple[Sparse, list[Sparse]]:
-    """The queries as irkit has them: all, and one by one."""
+    """Return the queries as irkit has them: all, and one by one."""
     from irkit import Ragged, Sparse
 
     terms = Ragged(np.array(vectors.query_terms, np.int32), np.diff(vectors.query_offsets))
@@ -238,13 +238,13 @@ def _first(queries: Sparse, count: int) -> Sparse:
 
 
 def _from_file(array: Any, part: slice) -> Array:
-    """Part of a mapped array, read without the mapping, whose pages would count as memory of the process."""
+    """Read part of a mapped array without the mapping, whose pages would count as memory of the process."""
     offset = array.offset + int(part.start) * array.itemsize
     return np.fromfile(array.filename, array.dtype, int(part.stop - part.start), offset=offset)
 
 
 def _write_seismic(vectors: SparseVectors, path: Path) -> None:
-    """Its raw format, numbers of 32 bits: documents; then of each its length, its terms, its weights."""
+    """Write its raw format, numbers of 32 bits: documents; then the length, terms and weights of each."""
     with path.open("wb") as file:
         np.uint32(len(vectors.offsets) - 1).tofile(file)
         for start in range(0, len(vectors.offsets) - 1, _CHUNK):

@@ -68,13 +68,13 @@ def make(documents: int, queries: int, topics: int, seed: int) -> tuple[Array, .
 
 @numba.njit(cache=True)
 def _draw(sums: Array) -> int:
-    """A place, as often as its share of the cumulated weights."""
+    """Draw a position; its probability is its share of the cumulated weights."""
     return np.searchsorted(sums, np.random.random() * sums[-1])  # type: ignore[return-value]
 
 
 @numba.njit(cache=True)
 def _topics(topics: int, everywhere: Array) -> tuple[Array, ...]:
-    """Terms and weights ``(topics, 500)`` of the topics, cumulated; terms of facets; cumulated popularity."""
+    """Draw terms and cumulated weights ``(topics, 500)`` of the topics, terms of facets, and popularity."""
     terms = np.empty((topics, _OF_TOPIC), np.int32)
     weights = np.empty((topics, _OF_TOPIC), np.float32)
     for topic in range(topics):
@@ -128,7 +128,7 @@ def _query(
     weight: Array,
     found: Array,
 ) -> int:
-    """Twelve of the ``heavy`` terms of a document, then terms of its facet and topic; as `_document`."""
+    """Draw twelve ``heavy`` terms of a document, then terms of its facet and topic, see `_document`."""
     terms, _, sums, facets, _ = model
     topic, facet = subject
     chances = np.cumsum(heaviness.astype(np.float64) ** 2)

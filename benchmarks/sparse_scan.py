@@ -14,7 +14,7 @@ Array = np.ndarray[Any, Any]
 
 @numba.njit(cache=True)
 def transpose(offsets: Array, terms: Array, weights: Array, dim: int) -> tuple[Array, Array, Array]:
-    """By terms: ``(dim + 1,)`` where each begins, rows (int64) and weights of its documents."""
+    """Sort by terms: return ``(dim + 1,)`` where each begins, rows (int64) and weights of its documents."""
     starts = np.zeros(dim + 1, np.int64)
     for term in terms:
         starts[term + 1] += 1
@@ -54,7 +54,7 @@ def scan(
 
 @numba.njit(fastmath=True, cache=True)
 def _take(sums: Array, best: Array, highest: Array) -> None:
-    """The rows of the highest sums, by place; 64 are passed over if their maximum is too low."""
+    """Return the rows of the highest sums; 64 rows are skipped if their maximum is too low."""
     for start in range(0, len(sums), 64):
         most = sums[start]
         for row in range(start + 1, min(len(sums), start + 64)):

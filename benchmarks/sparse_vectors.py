@@ -48,25 +48,25 @@ class SparseVectors:
     query_counts: Array = field(default_factory=lambda: np.empty(0, np.uint16))
 
     def query(self, number: int) -> tuple[Array, Array]:
-        """Terms and weights."""
+        """Return terms and weights of a query."""
         part = slice(self.query_offsets[number], self.query_offsets[number + 1])
         return self.query_terms[part], self.query_weights[part]
 
     def write(self, folder: Path) -> None:
-        """One .npy file an attribute."""
+        """Write one .npy file per attribute."""
         folder.mkdir(parents=True)
         for name, array in asdict(self).items():
             np.save(folder / f"{name}.npy", array)
 
 
 def read(folder: Path) -> SparseVectors:
-    """What `SparseVectors.write` wrote, mapped from the files."""
+    """Map what `SparseVectors.write` wrote from the files."""
     names = SparseVectors.__annotations__
     return SparseVectors(**{name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in names})
 
 
 def generate(documents: int, queries: int = 1000) -> SparseVectors:
-    """Made-up documents of some 110 terms and queries of some 40, of the shape of SPLADE's.
+    """Generate documents of some 110 terms and queries of some 40, distributed like those of SPLADE.
 
     A topic (500 documents each) has 500 terms drawn from a Zipf-Mandelbrot law, and 20 facets of 40 of them.
     A document takes 70 % of its terms from its topic and facet, 15 % from another topic and 15 % from
@@ -78,7 +78,7 @@ def generate(documents: int, queries: int = 1000) -> SparseVectors:
 
 
 def texts(collections: Sequence[str]) -> SparseVectors:
-    """Documents and queries of collections of `data_dir` by `lexical`."""
+    """Read documents and queries of collections of `data_dir`, and weigh them by `lexical`."""
     from irkit.data import read_documents, read_queries
     from irkit.encoder_free.analyzer import Analyzer
 
@@ -98,7 +98,7 @@ def texts(collections: Sequence[str]) -> SparseVectors:
 
 
 def lexical(found: Sequence[list[int]], asked: Sequence[list[int]], dim: int) -> SparseVectors:
-    """Terms of documents and queries, each as often as it occurs, weighed by BM25 (its idf in queries)."""
+    """Count the terms of documents and queries, and weigh them by BM25 (queries by its idf)."""
     from irkit.index.bm25_index import saturate
 
     offsets, terms, counts = _counted(found)
@@ -123,7 +123,7 @@ def lexical(found: Sequence[list[int]], asked: Sequence[list[int]], dim: int) ->
 
 
 def _counted(rows: Sequence[list[int]]) -> tuple[Array, Array, Array]:
-    """Offsets, terms and how often each occurs."""
+    """Return offsets, terms and how often each occurs."""
     pairs = [np.unique(np.array(row, np.int32), return_counts=True) for row in rows]
     offsets = np.cumsum([0, *(len(terms) for terms, _ in pairs)])
     terms = np.concatenate([terms for terms, _ in pairs])
@@ -145,7 +145,7 @@ def _complete(vectors: SparseVectors) -> SparseVectors:
 
 
 def transposed(vectors: SparseVectors) -> tuple[Array, Array, Array]:
-    """By terms: ``(dim + 1,)`` where each begins, rows (int64) and weights of its documents."""
+    """Sort by terms, see `benchmarks.sparse_scan.transpose`."""
     from benchmarks.sparse_scan import transpose
 
     arrays = vectors.offsets, vectors.terms, vectors.weights
@@ -154,7 +154,7 @@ def transposed(vectors: SparseVectors) -> tuple[Array, Array, Array]:
 
 
 def recall(hits: Sequence[Sequence[int]], vectors: SparseVectors) -> float:
-    """Share of the ten best scores that the hits of each query have, by exact scores; ties count."""
+    """Return the share of the ten best exact scores that the hits of each query reach; ties count."""
     shares, query = [], np.zeros(int(vectors.dim))
     for number, (found, best) in enumerate(zip(hits, vectors.best, strict=True)):
         wanted = int((best > 0).sum())

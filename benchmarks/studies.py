@@ -27,7 +27,7 @@ _MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 
 
 def twins() -> list[str]:
-    """Names of the small versions, the cheapest first, see `work`."""
+    """Return the names of the small versions, the cheapest first, see `work`."""
     own = ("three_heads", "vector_budget", "mva_pretraining", "vocabulary_transfer_figure1")
     files = [*STUDIES.glob("*_table*_local.yaml"), *(STUDIES / f"{name}_local.yaml" for name in own)]
     found = {path.stem: StudyConfig.resolve(path) for path in files}

@@ -80,11 +80,11 @@ def main() -> None:
 
 
 def measure(device: str, sizes: Sizes | None = None) -> Iterator[Row]:
-    """A row for each contender, precision and kind of texts; ``seconds`` are those of a text in each round.
+    """Yield a row per contender, precision and kind of texts; ``seconds`` are per text, one for each round.
 
     Args:
         device: ``cpu`` or ``cuda``.
-        sizes: Of the encoders; by default those of BERT-base.
+        sizes: Sizes of the encoders; by default those of BERT-base.
     """
     import torch
 
@@ -113,7 +113,7 @@ def measure(device: str, sizes: Sizes | None = None) -> Iterator[Row]:
 
 
 def batches(kind: str, device: str, name: str) -> list[Ragged]:
-    """Some of the batches that many texts of a kind make: those of long texts first, or ``mixed``."""
+    """Return some of the batches of many texts of a kind: sorted by length, longest first, or ``mixed``."""
     import torch
 
     from irkit import Ragged
@@ -132,7 +132,7 @@ def batches(kind: str, device: str, name: str) -> list[Ragged]:
 
 
 def check(found: Sequence[Contender], tokens: Ragged, precision: str) -> dict[str, float]:
-    """By model, the largest difference between outputs of those that run it; too large a one ends the run."""
+    """Return the largest difference between contenders by model; too large a difference ends the run."""
     import torch
 
     first: dict[str, tuple[str, Tensor]] = {}
@@ -149,7 +149,7 @@ def check(found: Sequence[Contender], tokens: Ragged, precision: str) -> dict[st
 
 
 def table(rows: Sequence[Row]) -> list[Row]:
-    """A row for each encoder: texts a second, and how many times those of ours without pooling they are."""
+    """Return a row per encoder: texts per second, and their ratio to irkit's encoder without pooling."""
     found: dict[tuple[str, str, str], Row] = {}
     for row in rows:
         who = row["model"], row["code"], row["attention"]
@@ -162,7 +162,7 @@ def table(rows: Sequence[Row]) -> list[Row]:
 
 
 def bars(rows: Sequence[Row], device: str) -> list[Row]:
-    """A row for each thing that is wanted; what there is no measurement for is left out."""
+    """Return a row per bar; bars without a measurement are left out."""
     result = []
     for (model, code), other, attention, wanted in _WANTED[device]:
         for row in rows:
@@ -184,14 +184,14 @@ def bars(rows: Sequence[Row], device: str) -> list[Row]:
 
 
 def _find(rows: Sequence[Row], model: str, code: str, like: Row) -> Row | None:
-    """The row of ``model`` by ``code`` that is otherwise ``like`` another."""
+    """Return the row of ``model`` by ``code`` that is otherwise ``like`` another."""
     same = ("texts", "precision", "attention")
     chosen = (row for row in rows if (row["model"], row["code"]) == (model, code))
     return next((row for row in chosen if all(row[key] == like[key] for key in same)), None)
 
 
 def _ratio(row: Row, base: Row) -> float:
-    """How many times as fast, the median over the rounds."""
+    """Return how many times as fast one row is as another, the median over the rounds."""
     return statistics.median(b / a for a, b in zip(row["seconds"], base["seconds"], strict=True))
 
 

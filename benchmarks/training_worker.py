@@ -26,7 +26,7 @@ TEMPERATURE = {"dense": 0.05, "multi_vector": 1.0, "sparse": 1.0}
 
 
 def pairs(count: int, characters: int | None = None) -> list[tuple[str, str]]:
-    """Claims of SciFact's training split and their abstracts, again and again, no text twice in a batch."""
+    """Return claims of SciFact's training split and their abstracts, repeated, no text twice in a batch."""
     from irkit.data import read_documents, read_qrels, read_queries
 
     folder = data_dir() / "scifact"
@@ -79,7 +79,7 @@ class Gate(transformers.TrainerCallback):
 
 
 def settings(steps: int, precision: str, seed: int = 42) -> dict[str, Any]:
-    """Arguments of either trainer; all others have their defaults."""
+    """Return the arguments of either trainer; all others have their defaults."""
     return {
         "output_dir": tempfile.mkdtemp(),
         "per_device_train_batch_size": BATCH,
@@ -99,7 +99,7 @@ def settings(steps: int, precision: str, seed: int = 42) -> dict[str, Any]:
 
 
 def irkit_trainer(kind: str, model: str, arguments: dict[str, Any], data: list[tuple[str, str]]) -> Any:
-    """Ours, on the same batches in the same order."""
+    """Return irkit's trainer, on the same batches in the same order."""
     from irkit import Model
     from irkit.training.example import Example
     from irkit.training.losses import InfoNCE
@@ -117,7 +117,7 @@ def irkit_trainer(kind: str, model: str, arguments: dict[str, Any], data: list[t
 
 
 def peer_trainer(kind: str, model: str, arguments: dict[str, Any], data: list[tuple[str, str]]) -> Any:
-    """The trainer of sentence-transformers for such models, with its loss for pairs."""
+    """Return the trainer of sentence-transformers for such models, with its loss for pairs."""
     import datasets
 
     columns = dict(zip(("anchor", "positive"), map(list, zip(*data, strict=True)), strict=True))
@@ -153,7 +153,7 @@ def peer_trainer(kind: str, model: str, arguments: dict[str, Any], data: list[tu
 
 
 def in_order(dataset: Any, batch_size: int, drop_last: bool, **_: Any) -> Any:
-    """Batches as they stand."""
+    """Return the batches as they stand."""
     from torch.utils.data import BatchSampler, SequentialSampler
 
     return BatchSampler(SequentialSampler(dataset), batch_size, drop_last)

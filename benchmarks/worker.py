@@ -75,7 +75,7 @@ def _serve(engine: Engine, options: Options, vectors: Any, folder: Path) -> None
 
 
 def _cpu_seconds() -> float:
-    """Of this process, all threads, and of the processes it started."""
+    """Return the seconds of CPU of this process, all threads, and of the processes it started."""
     return sum(
         resource.getrusage(who).ru_utime + resource.getrusage(who).ru_stime
         for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)

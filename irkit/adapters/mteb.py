@@ -35,7 +35,7 @@ class IrkitSearch:
         self._retriever: Retriever | None = None
 
     def index(self, corpus: Iterable[Mapping[str, Any]], **_: Any) -> None:
-        """Build a temporary index of a corpus; it takes the place of the one before."""
+        """Build a temporary index of a corpus; it replaces the index of the call before."""
         documents = (Document(row["id"], row["text"], row.get("title") or "") for row in corpus)
         self._retriever = build_temporary(self.model, documents, self.kind)
 

@@ -1,4 +1,4 @@
-"""Runs to and from ranx, for its measures, fusion and comparisons."""
+"""Convert runs to and from ranx, for its measures, fusion and comparisons."""
 
 from __future__ import annotations
 

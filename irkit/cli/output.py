@@ -109,7 +109,7 @@ def show_hits(hits: Iterable[Hit], fields: Sequence[str], offset: int = 0) -> No
 def _field(hit: Hit, name: str) -> str:
     """Return a field of a hit: metadata in JSON, unless it is a string; empty if the document has none.
 
-    Of a text in windows it is the best one.
+    The field ``text`` of a document in windows is the text of its best window.
     """
     if name == "text" and hit.passage is not None:
         return hit.text[slice(*hit.passage)]

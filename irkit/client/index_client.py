@@ -49,8 +49,8 @@ class Client(Searcher):
             one that Ray searches does not answer the server; `missing` names it. By default that is an error.
 
     Raises:
-        BadValueError: The address is not a URL, the server has several indexes and ``name`` is missing, or it
-            has none of this name.
+        BadValueError: The address is not a URL, the server has several indexes and ``index`` is missing, or
+            it has none of this name.
         StorageError: The server does not answer.
 
     Examples:

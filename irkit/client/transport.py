@@ -34,7 +34,7 @@ class Transport:
     def ask(self, method: str, path: str, body: Any = None) -> Any:
         """Send a request and return the JSON of the answer; wait and repeat it while the server is busy.
 
-        A stream of hits is returned like the answer of a search that is no stream.
+        If the answer is a stream of hits, the lines are joined into the answer of an ordinary search.
 
         Raises:
             BadKeyError: The server has nothing of this name or id.

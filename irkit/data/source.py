@@ -92,7 +92,7 @@ class Source(Generic[T]):
 
         Raises:
             BadValueError: A record is malformed; the message names file and line.
-            StorageError: The source cannot be read, or not a second time.
+            StorageError: The source cannot be read, or was read before and can be read only once.
         """
         if self.once and self._used:
             raise StorageError(f"reading {self.name}: it can be read only once; save it to a file")

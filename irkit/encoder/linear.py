@@ -37,7 +37,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activatio
 
     Args:
         x: ``(total, in_features)``.
-        weight: ``(out_features, in_features)``, also as `pack_` leaves it.
+        weight: ``(out_features, in_features)``; `pack_` may have laid it out for oneDNN.
         bias: ``(out_features,)``.
         activation: Activation function applied to the result; None applies none.
     """

@@ -25,7 +25,7 @@ class Exported(NamedTuple):
         row: Its row in the index; its id in engines whose ids are numbers.
         document: Id, text and metadata.
         vector: ``(dim,)`` or ``(tokens, dim)`` float32; or, if sparse, terms ``(n,)`` and weights ``(n,)``.
-            Of a model with several heads, a dictionary of these by head.
+            If the model has several heads, a dictionary of these by head.
     """
 
     row: int

@@ -1,6 +1,6 @@
 """Write lines of JSON that `irkit index` reads: ``_id``, ``title``, ``text``, ``metadata``, ``vector``.
 
-Of a model with several heads, each head has a field: ``vector_dense`` for the head ``dense``.
+If the model has several heads, each has a field: ``vector_dense`` for the head ``dense``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from irkit.exporting.target import Target
 
 
 def record(contents: Contents, item: Exported) -> dict[str, Any]:
-    """Return a document as `irkit.data` reads it; one of BM25 has no vector, because its text says all."""
+    """Return a document as `irkit.data` reads it; without a vector for BM25, which needs only texts."""
     document = item.document
     fields: dict[str, Any] = {"_id": document.id, "title": document.title, "text": document.text}
     fields["metadata"] = dict(document.metadata)
@@ -28,7 +28,7 @@ def record(contents: Contents, item: Exported) -> dict[str, Any]:
 
 
 def field_of(contents: Contents, name: str) -> str:
-    """Return the field of a representation."""
+    """Return the key of a line that holds the representation ``name``."""
     return f"vector_{name}" if contents.kind == "several" else "vector"
 
 

@@ -1,8 +1,8 @@
 """Write a parquet file, which `irkit index` reads again.
 
 The columns are ``_id``, ``title`` and ``text``, ``metadata``, a string of JSON, and ``vector``: a list of
-numbers, a list of such lists per token, or a map from terms to weights. Of a model with several heads, each
-head has a column: ``vector_dense`` for the head ``dense``.
+numbers, a list of such lists per token, or a map from terms to weights. If the model has several heads, each
+has a column: ``vector_dense`` for the head ``dense``.
 """
 
 from __future__ import annotations

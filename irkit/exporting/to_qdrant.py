@@ -1,7 +1,7 @@
 """Write a collection of Qdrant: to a server, or to a folder for the local mode of qdrant-client.
 
 A point is a document. Its number is the row of the document. Its vector is named after the kind of the
-representation; of a model with several heads, each head has a vector of its name. The payload has ``_id``,
+representation; if the model has several heads, each head has a vector of its name. The payload has ``_id``,
 ``title``, ``text``, ``metadata`` and ``marks``, see `irkit.exporting.marks`. Terms of sparse vectors are
 numbers.
 """

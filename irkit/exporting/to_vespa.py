@@ -69,7 +69,7 @@ def schema(contents: Contents) -> str:
 
 
 def put(contents: Contents, item: Exported) -> dict[str, Any]:
-    """Return a line of the feed."""
+    """Return the operation of Vespa that stores a document: a line of the feed."""
     document = item.document
     fields: dict[str, Any] = {"id": document.id, "title": document.title, "text": document.text}
     fields["metadata"] = json.dumps(dict(document.metadata), ensure_ascii=False)

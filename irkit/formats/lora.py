@@ -103,10 +103,10 @@ def _read_settings(folder: Path) -> dict[str, Any]:
 
 
 def _merge(weights: dict[str, Tensor], folder: Path, settings: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return the weights of the model with the adapter in ``folder`` added, in float32 where it adds.
+    """Return the weights of the model with the adapter in ``folder`` added; changed weights are float32.
 
     Raises:
-        CorruptError: The adapter has a weight that the model has not, or of another shape.
+        CorruptError: The model lacks a weight of the adapter, or has it in another shape.
     """
     tensors = read_weights(folder, "adapter_model")
     factors: dict[str, dict[str, Tensor]] = defaultdict(dict)

@@ -24,7 +24,7 @@ def read_static_side(modules: Modules) -> SideParts:
     """Read a StaticEmbedding module and the layers after it.
 
     Raises:
-        ConfigError: Another module follows than Dense and Normalize.
+        ConfigError: A module other than Dense and Normalize follows.
         CorruptError: The weights are damaged.
     """
     (_, home), *rest = modules

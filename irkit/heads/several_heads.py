@@ -111,7 +111,7 @@ class SeveralHeads(Head):
             head.set_length(side, length)
 
     def look_up_words(self, tokenizer: Tokenizer) -> None:
-        """Look up the words of all heads."""
+        """Look up the words that the configurations of the heads name, see `Head.look_up_words`."""
         for head in self.heads.values():
             head.look_up_words(tokenizer)
 

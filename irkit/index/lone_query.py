@@ -27,7 +27,7 @@ def search_alone(
     needs. Call this inside a snapshot of the store.
 
     Args:
-        index: Of dense vectors.
+        index: Index of dense vectors.
         queries: What was given to a search.
         k: What was given to a search.
         prepare: Returns the function for ``k``, or None if this state of the index needs the general search.

@@ -186,7 +186,7 @@ class CpuSearch:
 
         Args:
             queries: ``n_q`` queries ``(m, dim)`` float32, each with tokens.
-            budget: How far to go.
+            budget: How many documents each step passes on.
             allowed: ``(n,)`` bool: documents that may be hits; they have tokens.
 
         Returns:

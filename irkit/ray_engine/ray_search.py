@@ -271,7 +271,7 @@ class _Question:
 
 
 class _ThreadView(threading.local):
-    """What the last search of a thread missed, and how it searches."""
+    """State of a thread: which shards its last search missed, whether it accepts that, and its `watch`."""
 
     def __init__(self, partial: bool) -> None:
         self.missing: tuple[str, ...] = ()

@@ -98,7 +98,7 @@ def _results(ray: Any, work: Any, done: int, gpu: bool) -> Iterator[tuple[Any, B
 
 
 class _Reader:
-    """Reads items; a task of Ray Data has one."""
+    """Reads items in a task of Ray Data."""
 
     def __init__(self, work: Any) -> None:
         self.work = work
@@ -116,7 +116,7 @@ class _Reader:
 
 
 class _Actor:
-    """Works on items; an actor of Ray Data has one."""
+    """Works on items in an actor of Ray Data."""
 
     def __init__(self, work: list[Any]) -> None:
         import ray
@@ -166,7 +166,7 @@ def _taken_by_client(ray: Any, read: Any, begin: Any, gpu: bool) -> Iterator[Any
 
 
 class _Relay:
-    """Runs `stream` inside the cluster; a client has one as an actor."""
+    """Runs `stream` inside the cluster, in an actor, for a process that is connected as a client."""
 
     def __init__(self, read: Any, begin: Any, gpu: bool) -> None:
         import ray
@@ -174,7 +174,7 @@ class _Relay:
         self.results = _kept(stream(ray, read, begin, gpu=gpu))
 
     def take(self) -> list[tuple[Any, BaseException | None]]:
-        """Return some results and errors; none after the last one."""
+        """Return the next results, each with None, or an error with the result None; empty at the end."""
         return list(itertools.islice(self.results, _TAKEN))
 
 

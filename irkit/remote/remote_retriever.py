@@ -273,7 +273,7 @@ class RemoteRetriever(OtherRetriever):
             check_key(selection.group_by, self.about["keys"], f"{operation}: group_by")
 
     def _choose(self, hits: list[RemoteHit], selection: Selection) -> tuple[Array, list[RemoteHit]]:
-        """Return the positions of the first ``stop`` hits of a selection, and the results in order."""
+        """Sort hits, best first; return the positions that a selection chooses, and the sorted hits."""
         key, hits = selection.group_by, _in_order(hits)
         scores = np.array([item.score for item in hits], np.float32)
         documents = [item.document for item in hits]

@@ -135,7 +135,7 @@ class DocumentMessage(Message):
 
 
 class DocumentsRequest(Message):
-    """Documents to add; documents of the same ids are replaced."""
+    """Documents to add, or to put in the place of documents of the same ids."""
 
     model_config = ConfigDict(
         json_schema_extra={

@@ -284,7 +284,7 @@ class _View(tuple[State, ...]):
 def open_store(path: str | Path, *, verify: bool | None = None) -> Store:
     """Open a finished index, of one store or of several shards, see `Store.open`.
 
-    Of an index in an object store a copy is opened, see `irkit.index.object_store`.
+    For the URI of an index in an object store, a copy is opened, see `irkit.index.object_store`.
 
     Raises:
         StorageError: The path has no finished index, or a shard of it is missing.

@@ -72,7 +72,8 @@ def tabulate(
     Returns:
         One cell per measure, dataset and variant, sorted in this order; variants without a seed, or that were
         not measured on a dataset, have none. Cells of the average and the geometric mean over several
-        datasets come last; they are left out unless all variants have all datasets, and for representations.
+        datasets come last. These cells are missing if a variant lacks a dataset, or if a name in ``datasets``
+        stands for several representations.
 
     Raises:
         BadValueError: Runs were evaluated on different queries.

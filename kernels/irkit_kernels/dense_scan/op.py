@@ -39,7 +39,7 @@ def find_candidates(
     """Find the rows that may be among the best of each query: all others score less than ``k`` of them.
 
     Args:
-        codes: Of ``n`` rows, by `encode`; tensors on the CPU, which may be mapped files.
+        codes: Codes of ``n`` rows, by `encode`; tensors on the CPU, which may be mapped files.
         queries: ``(n_q, dim)`` float32, finite.
         k: At least 1, at most the number of rows that may be found.
         keep: ``(n,)`` bool: rows that may be found; None means all.

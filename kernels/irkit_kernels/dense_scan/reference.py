@@ -93,7 +93,7 @@ def candidates(codes: Codes, queries: Tensor, k: int, keep: Tensor | None = None
     """Return, for each query, the rows that may be among the best ``k`` by their bounds, ascending.
 
     Args:
-        codes: Of ``n`` rows.
+        codes: Codes of ``n`` rows.
         queries: ``(n_q, dim)`` float32.
         k: At least 1, at most the number of rows that may be found.
         keep: ``(n,)`` bool: rows that may be found; None means all.

@@ -65,7 +65,7 @@ class Searcher:
 
     Args:
         centroids: ``(lists, dim)`` float32.
-        rotation: Of vectors of ``dim`` numbers.
+        rotation: Rotation of vectors of ``dim`` numbers.
         segments: Results of `arrange`, all of codes of as many bits.
         n_rows: Rows have numbers below this.
         metric: inner_product, cosine or euclidean.
