@@ -22,34 +22,30 @@ Lucene's ``segments_N`` files and LMDB's two meta pages do the same: one small a
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 import threading
 import weakref
-import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
-
 from irkit.arguments import brief, check_flags
 from irkit.errors import BadTypeError, BadValueError, StorageError
 from irkit.index import directory
-from irkit.index.array_files import DATA_FILE, Array, Entry, checksum, write_at
-from irkit.index.state import State, StoreReader, load_state
+from irkit.index.array_files import write_at
+from irkit.index.state import State, load_state
+from irkit.index.store_writer import UNCHANGED, StoreWriter
 from irkit.utils.atomic import explained, make_folder, sync, sync_all
 from irkit.utils.locks import FileLock
 
 _NEEDED = {"index", "model"}  # values of the manifest that readers of an index rely on
-_UNCHANGED = "the stored index is unchanged"
 _MADE = "the change is made, but may not survive a power cut"
 _UNTIDY = "the change is made; files that no longer count are left to the next one"
 
 
-class Store(StoreReader):
+class Store(StoreWriter):
     """The files of one index, read by many and changed by one at a time.
 
     A change happens inside ``with store.update():``. Its end commits everything or, after an exception,
@@ -68,6 +64,7 @@ class Store(StoreReader):
 
     Examples:
         >>> import tempfile
+        >>> import numpy as np
         >>> directory = tempfile.mkdtemp()
         >>> with Store.build(directory) as store:
         ...     with store.update():
@@ -83,8 +80,6 @@ class Store(StoreReader):
         """Use `Store.open` or `Store.build`."""
         super().__init__(path)
         self.building = False
-        self._numbers = itertools.count(1)  # of versions
-        self._dirty: set[str] = set()  # files written since the last commit
         self._lock: FileLock | None = None  # of a build
         self._changing = threading.Lock()  # held by the thread that changes the store
         self._moving = threading.Lock()  # held while the committed state changes, here and on the disk
@@ -148,64 +143,6 @@ class Store(StoreReader):
             raise
         return store
 
-    def append(self, name: str, array: Array) -> None:
-        """Add rows to an array, inside ``update``; the first call decides on dtype and row shape.
-
-        Args:
-            name: Letters and ``_`` in lower case and a suffix, such as ``"values.bin"``.
-            array: ``(rows, ...)``.
-
-        Raises:
-            StorageError: The rows could not be written; the update is void.
-        """
-        self._check_updating()
-        data = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
-        entry = self.state.arrays.get(name)
-        entry = entry or Entry(self._new_file(name), data.dtype.str, data.shape[1:], 0, 0)
-        if (data.dtype.str, data.shape[1:]) != (entry.dtype, entry.shape):
-            raise BadValueError(
-                f"index {self.path}: rows of {name} are {entry.shape} {entry.dtype}, "
-                f"got {data.shape[1:]} {data.dtype.str}"
-            )
-        content = data.reshape(-1).view(np.uint8).data
-        with self._writing(entry.file) as path:
-            write_at(path, entry.nbytes, content)
-        self._change(
-            name, replace(entry, rows=entry.rows + len(data), crc32=zlib.crc32(content, entry.crc32))
-        )
-
-    def recast(self, name: str, dtype: Any) -> None:
-        """Give an array another dtype, inside ``update``; nothing happens if it has that, or is missing."""
-        entry = self.state.arrays.get(name)
-        if entry is None or entry.dtype == np.dtype(dtype).newbyteorder("<").str:
-            return
-        blocks = self.blocks(name)
-        first = list(itertools.islice(blocks, 1))  # mapped, so that blocks can be read after the drop
-        self.drop(name)
-        for block in itertools.chain(first, blocks):
-            self.append(name, block.astype(dtype))
-
-    def replace(self, name: str, write: Callable[[Path], object]) -> None:
-        """Replace an array by a file that ``write(path)`` makes, as bytes, inside ``update``.
-
-        Args:
-            name: As for `append`.
-            write: Called with the path to write; fails with an OSError.
-        """
-        self._check_updating()
-        file = self._new_file(name)
-        with self._writing(file) as path:
-            write(path)
-            entry = Entry(file, "|u1", (), path.stat().st_size, 0)
-            entry = replace(entry, crc32=checksum(entry.map(self.path)))
-        self._change(name, entry)
-
-    def drop(self, name: str) -> None:
-        """Forget an array, inside ``update``; nothing happens if the store lacks it."""
-        self._check_updating()
-        if name in self.state.arrays:
-            self._change(name, None)
-
     @contextlib.contextmanager
     def update(self) -> Iterator[Self]:
         """Change the index: everything in the ``with`` block or, after an exception, nothing of it.
@@ -217,15 +154,17 @@ class Store(StoreReader):
             LockedError: Another process, or another thread, is writing.
             StorageError: The changes could not be written.
         """
+        # an update inside another one only notes that it failed
         own = self._own
-        if own.updating:  # an update inside another one only notes that it failed
+        if own.updating:
             try:
                 yield self
             except BaseException:
                 own.failed = True
                 raise
             return
-        if not self._changing.acquire(blocking=False):  # one thread of one process writes
+        # one thread of one process writes, from the newest state on
+        if not self._changing.acquire(blocking=False):
             raise directory.busy(self.path)
         before, changing = own.state, self._changing  # a fork replaces self._changing
         try:
@@ -234,7 +173,8 @@ class Store(StoreReader):
                     self.refresh()
                     self._clean()
                 own.state, own.updating, own.failed = self.committed.copy(), True, False
-                try:  # the change, and its commit; after an exception, back to what is on the disk
+                # the change, and its commit; after an exception, back to what is on the disk
+                try:
                     yield self
                     if not own.updating:
                         raise StorageError(
@@ -242,7 +182,7 @@ class Store(StoreReader):
                             "finishes; leave such a process with os._exit, or start it in another way"
                         )
                     if own.failed:
-                        raise StorageError(f"index {self.path}: a step of this update failed; {_UNCHANGED}")
+                        raise StorageError(f"index {self.path}: a step of this update failed; {UNCHANGED}")
                     self._commit(own.state)
                 except BaseException:
                     if not own.updating:  # forked: nothing here is this process's to undo
@@ -320,7 +260,7 @@ class Store(StoreReader):
         data = state.serialise()
         if data == state.saved:
             return
-        with explained(f"writing {self._manifest}", _UNCHANGED):
+        with explained(f"writing {self._manifest}", UNCHANGED):
             write_at(self.path / directory.ASIDE, 0, data)
             before = {entry.file for entry in self.committed.arrays.values()}
             new = [self.path] * (not self._dirty <= before)  # a file has a new name
@@ -339,38 +279,6 @@ class Store(StoreReader):
         """Remove files that no manifest names, and bytes after the committed rows; needs the lock."""
         with explained(f"cleaning {self.path}", outcome):
             directory.clean(self.path, self.building, self.committed.saved, self.committed)
-
-    def _new_file(self, name: str) -> str:
-        state = self.state
-        state.generation += 1
-        stem, _, suffix = name.partition(".")
-        file = f"{stem}.g{state.generation}.{suffix}"
-        if not DATA_FILE.fullmatch(file):
-            raise BadValueError(f"array name {name!r}: expected letters and _, and a suffix: values.bin")
-        return file
-
-    @contextlib.contextmanager
-    def _writing(self, file: str) -> Iterator[Path]:
-        self._dirty.add(file)
-        try:
-            with explained(f"writing {self.path / file}", _UNCHANGED):
-                yield self.path / file
-        except BaseException:
-            self._own.failed = True
-            raise
-
-    def _check_updating(self) -> None:
-        if not self.updating:
-            raise BadValueError(f"index {self.path}: a change must be inside `with store.update():`")
-
-    def _change(self, name: str, entry: Entry | None) -> None:
-        state = self.state
-        if entry:
-            state.arrays[name] = entry
-        else:
-            del state.arrays[name]
-        state.maps.pop(name, None)
-        state.version, state.derived = next(self._numbers), {}
 
     def _unlock(self) -> None:
         if self._lock is not None:
