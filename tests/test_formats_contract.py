@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -53,21 +55,35 @@ def write_model2vec(tiny_bert: Path, path: Path) -> None:
     (path / "config.json").write_text('{"model_type": "model2vec", "normalize": true, "max_length": 30}')
 
 
-WRITERS: dict[str, Callable[[Path, Path], None]] = {
-    "model2vec": write_model2vec,
-    "sentence-transformers": write_dense,
-    "huggingface": write_bare,
-    "stanford": write_stanford,
-    "several-heads": write_several,
-    "bge-m3": write_bge_m3,
+class Layout(NamedTuple):
+    """A format under test: a function that writes a directory, and the files that it cannot do without."""
+
+    write: Callable[[Path, Path], None]
+    settings: str = "config.json"  # in JSON
+    weights: str = "model.safetensors"
+
+
+LAYOUTS: dict[str, Layout] = {
+    "model2vec": Layout(write_model2vec),
+    "sentence-transformers": Layout(write_dense),
+    "huggingface": Layout(write_bare),
+    "stanford": Layout(write_stanford),
+    "several-heads": Layout(write_several),
+    "bge-m3": Layout(write_bge_m3),
 }
 
 
-@pytest.fixture(params=WRITERS)
-def case(request: pytest.FixtureRequest, tiny_bert: Path, tmp_path: Path) -> tuple[ModelFormat, Path]:
+@pytest.fixture(params=LAYOUTS)
+def layout(request: pytest.FixtureRequest) -> Layout:
+    return LAYOUTS[request.param]
+
+
+@pytest.fixture
+def case(layout: Layout, tiny_bert: Path, tmp_path: Path) -> tuple[ModelFormat, Path]:
     torch.manual_seed(0)
-    WRITERS[request.param](tiny_bert, tmp_path / "model")
-    return FORMATS[request.param], tmp_path / "model"
+    layout.write(tiny_bert, tmp_path / "model")
+    name = next(name for name, other in LAYOUTS.items() if other is layout)
+    return FORMATS[name], tmp_path / "model"
 
 
 def load(path: Path) -> Model:
@@ -77,7 +93,8 @@ def load(path: Path) -> Model:
 
 
 def test_every_format_of_the_table_is_here() -> None:
-    assert {*FORMATS} == {*WRITERS}
+    own = {name for name, format in FORMATS.items() if format.fits.__module__.startswith("irkit.")}
+    assert own == {*LAYOUTS}
 
 
 def test_it_knows_its_directories_and_no_others(case: tuple[ModelFormat, Path], tmp_path: Path) -> None:
@@ -116,19 +133,26 @@ def test_a_query_side_is_kept_or_refused(tiny_bert: Path, tmp_path: Path) -> Non
             assert not (tmp_path / name).exists()
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"model_type": 3}', '{"architectures": 7}'])
-def test_a_damaged_configuration_is_an_error(case: tuple[ModelFormat, Path], content: str) -> None:
+def test_a_damaged_configuration_is_an_error(case: tuple[ModelFormat, Path], layout: Layout) -> None:
     _, path = case
-    (path / "config.json").write_text(content)
-    with pytest.raises(IrkitError):
+    for content in ("", "{", "[]", '{"model_type": 3}', '{"architectures": 7}'):
+        if layout.settings == "config.json" or not content.startswith('{"'):  # keys of Hugging Face
+            (path / layout.settings).write_text(content)
+            with pytest.raises(IrkitError):
+                load(path)
+
+
+def test_missing_weights_are_an_error(case: tuple[ModelFormat, Path], layout: Layout) -> None:
+    _, path = case
+    (path / layout.weights).unlink()
+    with pytest.raises(StorageError, match=re.escape(layout.weights)):
         load(path)
 
 
-def test_missing_weights_are_an_error(case: tuple[ModelFormat, Path]) -> None:
+def test_another_head_is_put_on_its_encoder(case: tuple[ModelFormat, Path]) -> None:
     _, path = case
-    (path / "model.safetensors").unlink()
-    with pytest.raises(StorageError, match=r"expected model\.safetensors"):
-        load(path)
+    model = Model.with_head("dense", path, device="cpu")
+    assert model.encode_representation(TEXTS, "document").values.isfinite().all()
 
 
 def test_a_directory_of_a_model_is_replaced_and_nothing_else(case: tuple[ModelFormat, Path]) -> None:

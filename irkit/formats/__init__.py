@@ -6,6 +6,7 @@ import re
 import shutil
 from itertools import chain
 from pathlib import Path
+from typing import cast
 
 import torch
 from safetensors import SafetensorError
@@ -106,8 +107,9 @@ def read_encoder(directory: str | Path, load_encoder: LoadEncoder) -> tuple[Toke
     folder = Path(directory)
     if (folder / "modules.json").is_file():
         folder = text_encoder(folder)
-    if not (folder / "config.json").is_file():
-        raise StorageError(f"loading {folder}: not a model directory, it holds no config.json")
+    elif not (folder / "config.json").is_file():  # a format without it, or no model
+        parts = read_model(folder, load_encoder)
+        return parts["tokenizer"], cast(AnyEncoder, parts["encoder"])
     with reraise_as(CorruptError, f"loading {folder}", _ADVICE):
         tokenizer, encoder = Tokenizer.from_pretrained(folder), load_encoder(folder)
         _check_ids(tokenizer, encoder, folder)

@@ -27,6 +27,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
 from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
@@ -296,11 +298,9 @@ def _validate(value: Any) -> IndexConfig:
     return config.model_validate(value)
 
 
-_Own: TypeAlias = (
-    AutoConfig | FlatConfig | DenseConfig | FaissConfig | PlaidConfig | MuveraConfig | InvertedConfig
-)
+_OWN_CONFIGS: Any = reduce(or_, [kind.config for kind in OWN_KINDS.values()], AutoConfig)  # a union
 AnyIndexConfig: TypeAlias = Annotated[
-    SerializeAsAny[IndexConfig], PlainValidator(_validate, json_schema_input_type=_Own)
+    SerializeAsAny[IndexConfig], PlainValidator(_validate, json_schema_input_type=_OWN_CONFIGS)
 ]
 """Field of a configuration that holds the settings of any index; the key ``kind`` tells which."""
 
