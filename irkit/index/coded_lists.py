@@ -43,7 +43,7 @@ from irkit.index.dense_training import train_lists
 from irkit.index.index_base import Index, StageProgress
 from irkit.index.index_settings import DenseConfig, MuveraConfig
 from irkit.index.layout import fitting, row_blocks
-from irkit.index.segments import Segment, drop_segments, read_segments, segment_name
+from irkit.index.segments import Segment, covered_rows, drop_segments, read_segments, segment_name
 from irkit.index.state import snapshot
 from irkit.index.stored_rows import StoredRows
 from irkit.index.topk import Hits
@@ -166,8 +166,7 @@ class CodedLists(StoredRows):
     @property
     def _covered(self) -> int:
         """Number of rows in segments: the first ones."""
-        segments = self.store.meta["index"].get("segments")
-        return int(segments[-1]["stop"]) if segments else 0
+        return covered_rows(self.store)
 
     coded = _covered
 

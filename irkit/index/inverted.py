@@ -45,6 +45,7 @@ from irkit.index.segments import (
     Allocate,
     Segment,
     add_segment,
+    covered_rows,
     drop_segments,
     read_segments,
     segment_name,
@@ -125,8 +126,7 @@ class Inverted(StoredRows):
     @property
     def _covered(self) -> int:
         """Number of rows in segments: the first ones."""
-        segments = self.store.meta["index"].get("segments")
-        return int(segments[-1]["stop"]) if segments else 0
+        return covered_rows(self.store)
 
     def _append(self, representation: Representation) -> None:
         if representation.dim > self.store.limits.narrow:  # the vocabulary may have grown

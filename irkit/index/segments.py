@@ -46,6 +46,12 @@ def read_segments(store: Store, check: Callable[[Segment], None] = lambda segmen
     return segments
 
 
+def covered_rows(store: Store) -> int:
+    """Return the number of rows in segments: the first ones of the index."""
+    segments = _segments(store)
+    return int(segments[-1]["stop"]) if segments else 0
+
+
 def add_segment(
     store: Store, start: int, stop: int, build: Callable[[Allocate], Mapping[str, Array]]
 ) -> None:
