@@ -117,6 +117,7 @@ def index(
             total = check_documents(documents, update)
         if total == 0:
             note(f"warning: {recipe.corpus} holds no documents")
+    # load the model, and check that index and windows suit it
     devices = recipe.device.split(",") if recipe.device else None
     encoder = load_model(
         recipe.bm25.model_dump() if recipe.bm25 else recipe.model, device=devices, dtype=recipe.dtype
@@ -132,6 +133,7 @@ def index(
         count = "documents of unknown number" if total is None else f"{total:,} documents"
         note(f"would index {count} with {recipe.model} ({encoder.kind}{width}) into {out}")
         return
+    # encode and index
     start = time.monotonic()
     options: dict[str, Any] = {"chunk_size": recipe.chunk_size, "overwrite": overwrite or is_uri(out)}
     options |= {"shards": recipe.shards} if engine else {"shards": recipe.shards, "windows": recipe.windows}
@@ -268,6 +270,7 @@ def encode(
                 total += 1
                 update(1)
 
+    # load the model, and check that the file can hold what it makes
     dtype = dtype or ("auto" if side == "document" else "float32")  # as irkit index and irkit search
     encoder = Model.from_pretrained(model, device=device.split(",") if device else None, dtype=dtype)
     if head is not None or encoder.kind == "several":
@@ -282,6 +285,7 @@ def encode(
             f"--out {out}: {model} makes {encoder.kind}, not one vector a text; give --out FILE.safetensors"
             + (" or FILE.jsonl" if encoder.kind == _IMPACTS[0] else "")
         )
+    # encode
     with progress_bar("encoding", "texts", total) as update:
         vocabulary = encoder.vocabulary if encoder.kind == "sparse" else None
         encode_parts = _encode_on_ray(address) if engine else _encode

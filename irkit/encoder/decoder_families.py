@@ -47,6 +47,7 @@ def _decoder_config(settings: Settings, *, local: bool = False, **differences: A
         local: Whether layers attend locally if config.json says nothing else and has a ``sliding_window``.
         **differences: Settings of the encoder in which the family differs from Llama.
     """
+    # which layers attend within a window
     count, causal = count_layers(settings), _is_causal(settings)
     reach = settings.get("sliding_window")
     kinds = (
@@ -57,6 +58,7 @@ def _decoder_config(settings: Settings, *, local: bool = False, **differences: A
     # theirs is the distance that is too far; Gemma 3 counts both directions together
     both = settings.get("use_bidirectional_attention")
     window = None if reach is None else reach // 2 if both else reach - 1 if causal else reach
+    # the layers, and what they share
     layers = tuple(
         LayerConfig(
             hidden_size=settings["hidden_size"],

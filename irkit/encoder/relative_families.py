@@ -22,11 +22,13 @@ def _mpnet_masked_lm(settings: Settings) -> MaskedLM:
 
 
 def _deberta_config(settings: Settings) -> EncoderConfig:
+    # which of content and positions attend to each other
     ways = settings.get("pos_att_type") or []
     ways = {way.strip() for way in (ways.lower().split("|") if isinstance(ways, str) else ways)}
     relative = settings.get("relative_attention", False)
     if not ways <= {"c2p", "p2c"} or bool(ways) is not bool(relative):
         raise ConfigError(f"pos_att_type {settings.get('pos_att_type')!r:.60}")
+    # a BERT, and where DeBERTa differs from it
     biased = settings.get("position_biased_input", True)
     bert = BERT.config({"type_vocab_size": 0, **settings, "model_type": "bert"})
     size, inner = settings["hidden_size"], settings.get("embedding_size")

@@ -263,10 +263,12 @@ class Fields:
     def _group(self, whole: bool) -> _Groups:
         store, first = self.store, 0 if whole else self._read_sorted().runs
         token: object = (store.epoch, os.getpid(), has_old_metadata(store))
+        # the arrays must fit together
         runs, entries, ends = self._read(RUNS), len(self._read(ENTRIES)), self._read(ENDS)
         text = int(ends[-1]) if len(ends) else 0
         if (int(runs[-1, 2]) if len(runs) else 0, text) != (entries, len(self._read(STRINGS))):
             raise corrupt(store.path, "the arrays of its metadata do not fit together")
+        # go on from the groups of an earlier state, if rows were only added since
         nothing = _Groups(token, first, first, {})
         known = self._groups.get(whole, nothing)
         if known[:2] != nothing[:2] or known.total > len(runs):
@@ -285,6 +287,7 @@ class Fields:
             spans = zip(starts.tolist(), (starts + lengths).tolist(), strict=True)
             names = np.array([ids.setdefault(bytes(data[start:end]), len(ids)) for start, end in spans])
             keys = self.decode(new[np.unique(names, return_index=True)[1], 0])
+            # the runs of each pair of key and type
             codes, inverse = np.unique(names * 16 + new[:, 1], return_inverse=True)
             order = np.argsort(inverse, kind="stable") + done
             parts = np.split(order, np.cumsum(np.bincount(inverse))[:-1])

@@ -67,6 +67,7 @@ def create_app(catalogue: Catalogue) -> FastAPI:
         yield {"catalogue": catalogue}  # for connections.py
         await catalogue.close()
 
+    # every request passes the guard before it comes to a route
     app = FastAPI(
         title="irkit",
         version=INTERFACE,
@@ -82,6 +83,7 @@ def create_app(catalogue: Catalogue) -> FastAPI:
     for module in (tei_routes, openai_routes, search_routes, document_routes):
         app.include_router(module.router)
 
+    # routes for whoever operates the server
     @app.get("/health", response_model=Status, tags=["operations"])
     @app.get("/ping", include_in_schema=False)
     async def health() -> Response:
@@ -99,6 +101,7 @@ def create_app(catalogue: Catalogue) -> FastAPI:
         content, kind = exposition()
         return Response(content, headers={"content-type": kind})
 
+    # the page
     files = {file.name: file for file in PAGE.iterdir()}
 
     @app.get("/", include_in_schema=False)

@@ -128,6 +128,7 @@ def _rank(
     served: Served, name: str, parts: Mapping[str, AnyRetriever], queries: list[Any], options: JSONObject
 ) -> Sequence[Sequence[Hit]]:
     """Return the hits of each query: of an index or several fused, and ranked again if asked for."""
+    # what the first stage searches, and how
     fuse, rerank, k = options["fuse"], options["rerank"], options["k"]
     selecting = _selecting(options)
     selection = parse_selection("search", k, selecting, SearchOptions)

@@ -187,6 +187,7 @@ def _measure_group(
     def documents() -> Iterator[Document]:
         return (document for document in group[0].source if everything or document.id in chosen)
 
+    # encode the documents once, and search them for the queries of all collections
     with ExitStack() as stack:
         searches: list[_Search] = []
         for collection in group:
@@ -205,6 +206,7 @@ def _measure_group(
     # ids are read a third time rather than kept for all documents
     rows_of_hits = {row for part in hits for row in part.rows.ravel().tolist()}
     ids_by_row = {row: document.id for row, document in enumerate(documents()) if row in rows_of_hits}
+    # score again if the collection says so, then evaluate
     results: dict[str, dict[str, Measured]] = {collection.config.title: {} for collection in group}
     for search, part in zip(searches, hits, strict=True):
         costs = search.costs.means() | search.other_costs

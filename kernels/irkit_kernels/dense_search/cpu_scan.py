@@ -47,6 +47,8 @@ def _scan_rows(plan: Plan) -> Function:
         for line in (0, LANES):
             x.prefetch(factors.at((following << 5) + line), locality=2)
         next_block = signs.at(following * (4 * plan.width))
+
+        # Sums of signs: the halves of a byte are indices into the query's table, for the two groups of 16 rows.
         nothing = [x.constant(_WORDS, 0)] * 4
         with x.range(0, 4 * plan.width, _UNROLLED * step, sums=nothing) as loop:
             sums = list(loop.sums)
@@ -72,6 +74,7 @@ def _scan_rows(plan: Plan) -> Function:
         one = x.constant("u64", 1)
         inside = ((one << above) - 1) & ~((one << below) - 1)
 
+        # Scores of 16 rows at a time; those above the threshold join the collection.
         for half in (0, 1):
             total = _total(x, plan, *loop.sums[2 * half : 2 * half + 2])
             here = first_row + LANES * half

@@ -156,6 +156,7 @@ def _main(plan: Plan) -> Function:
     n_blocks = (tokens + block_size - 1) // block_size
     with_token = best_token.exists()
 
+    # Block by block, so that its tokens stay in the cache while all terms pass.
     with x.range(0, n_blocks) as blocks:
         first = blocks.i * block_size
         count = x.minimum(tokens - first, block_size)
