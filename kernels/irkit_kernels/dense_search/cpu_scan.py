@@ -48,7 +48,7 @@ def _scan_rows(plan: Plan) -> Function:
             x.prefetch(factors.at((following << 5) + line), locality=2)
         next_block = signs.at(following * (4 * plan.width))
 
-        # Sums of signs: the halves of a byte are indices into the query's table, for the two groups of 16 rows.
+        # Sums of signs: each half of a byte is an index into the query's table, for one of 2 times 16 rows.
         nothing = [x.constant(_WORDS, 0)] * 4
         with x.range(0, 4 * plan.width, _UNROLLED * step, sums=nothing) as loop:
             sums = list(loop.sums)
