@@ -107,7 +107,7 @@ def read_encoder(directory: str | Path, load_encoder: LoadEncoder) -> tuple[Toke
     folder = Path(directory)
     if (folder / "modules.json").is_file():
         folder = text_encoder(folder)
-    elif not (folder / "config.json").is_file():  # a format without it, or no model
+    elif MODEL2VEC.fits(folder) or not (folder / "config.json").is_file():  # no encoder of Hugging Face
         parts = read_model(folder, load_encoder)
         return parts["tokenizer"], cast(AnyEncoder, parts["encoder"])
     with reraise_as(CorruptError, f"loading {folder}", _ADVICE):
