@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 import torch
 
-from irkit.arguments import brief, check_counts
+from irkit.arguments import brief, is_count
 from irkit.core.representation import Dense, MultiVector, Representation, Sparse
 from irkit.core.scoring import score
 from irkit.errors import BadTypeError, BadValueError, StorageError
@@ -163,7 +163,7 @@ class Index(ABC):
                 length.
         """
         self._check("searching", queries)
-        check_counts("search", k=k)
+        check_k(k)
         k = int(k)
         keep, n_q = self._keep(allowed), len(queries)
         width = min(k, len(self) if keep is None else int(np.count_nonzero(keep)))
@@ -330,6 +330,14 @@ def _numbers(representation: Representation) -> torch.Tensor:
     if isinstance(representation, MultiVector):
         return representation.tokens.values
     return representation.values if isinstance(representation, Dense) else representation.weights
+
+
+def check_k(k: Any) -> None:
+    """Raise BadTypeError unless ``k`` is a whole number, and BadValueError unless it is 1 or more."""
+    if isinstance(k, bool) or not hasattr(k, "__index__"):
+        raise BadTypeError(f"search: k is {brief(k)}; expected a whole number")
+    if not is_count(k):
+        raise BadValueError(f"search: k is {brief(k)}; expected 1 or more")
 
 
 def as_rows(operation: str, rows: Any, count: int, least: int = 0) -> Array:

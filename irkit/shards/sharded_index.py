@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from irkit.arguments import check_counts
 from irkit.core.representation import Representation, Sparse, concat
 from irkit.errors import BadValueError
 from irkit.index import Documents, Hits, Index, IndexConfig, StageProgress, Store, StoredRows, open_index
 from irkit.index import bm25_index as bm25
 from irkit.index.array_files import Array
-from irkit.index.index_base import as_rows, row_list
+from irkit.index.index_base import as_rows, check_k, row_list
 from irkit.index.layout import element_positions
 from irkit.index.state import snapshot
 from irkit.index.topk import TopK
@@ -183,7 +182,7 @@ class ShardedIndex(StoredRows):
     @snapshot
     def search(self, queries: Representation, k: int, allowed: Array | None = None) -> Hits:
         """Return the k best documents of every query; see `Index.search`."""
-        check_counts("search", k=k)
+        check_k(k)
         self._check("searching", queries)
         allowed, best = self._keep(allowed), TopK(len(queries), int(k))
         numbers = [global_rows(part.store) for part in self.parts]
