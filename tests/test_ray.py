@@ -18,12 +18,13 @@ from typing import Any
 import numpy as np
 import pytest
 import ray_faults
+from three_heads import make_model
 
 from irkit import Retriever
 from irkit.data import Document
 from irkit.encoder_free import BM25, RM3
 from irkit.errors import BadTypeError, BadValueError, MissingDependencyError, StorageError
-from irkit.index import Store, create_index, index_config
+from irkit.index import Limits, Store, create_index, index_config, use_limits
 from irkit.ray_engine import PartialResultWarning, ShardedRetriever, build_shards
 from irkit.ray_engine.ray_build import _encoder
 from irkit.ray_engine.ray_start import parse_engine, start_ray
@@ -175,7 +176,8 @@ def test_a_builder_stores_each_portion_once(tmp_path: Path) -> None:
     store.refresh_parts()
     many = index.share()
     for builder in builders:
-        builder.finish(many)
+        builder.finish("", many)
+        builder.finish_documents()
     store.refresh_parts()
     store.publish()
     for part, wanted in zip(store.parts, whole.parts, strict=True):
@@ -339,6 +341,29 @@ def test_files_written_on_ray_are_those_of_one_process(
         assert plain[0] == 0
         assert command("search", f"{index}1", *words, "--engine", "ray")[:2] == plain[:2]
     assert command("search", index, "--text", "search", "--engine", "ray")[0] == 2  # not in shards
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("has_codes", [False, True])
+def test_a_build_of_several_heads_on_ray_has_the_files_of_one_process(
+    has_codes: bool, ray: Any, tmp_path: Path, tiny_bert: Path
+) -> None:
+    model = make_model(tiny_bert, tmp_path / "model")
+    documents = make(300, "d", random.Random(6))
+    heads = {"dense": {"kind": "dense", "keep": "none"}, "multi_vector": {"kind": "plaid", "device": "cpu"}}
+    options: Any = {"index": {"kind": "several", "indexes": heads} if has_codes else None}
+    options |= {"shards": 2, "chunk_size": 70}
+    with use_limits(Limits(dense_scan=50, dense_points=2, plaid_uncompressed=50)):
+        Retriever.build(model, documents, tmp_path / "one", **options).close()
+        built = build_shards(model, documents, tmp_path / "ray", **options)
+    one = open_store(tmp_path / "one")
+    for ours, theirs in zip([built.store, *built.store.parts], [one, *one.parts], strict=True):
+        assert ours.committed.arrays == theirs.committed.arrays
+        assert ours.meta == theirs.meta
+    queries, fuse = ["word1 word2", "word3"], {"dense": 0.3, "sparse": 0.7}
+    with Retriever.load(tmp_path / "one", model) as retriever:
+        assert built.search(queries, fuse=fuse) == retriever.search(queries, fuse=fuse)
 
 
 CLIENT = """

@@ -315,8 +315,6 @@ def test_wrong_calls_are_refused(
         Retriever.build(tiny_dense, NOTES, tmp_path / "one").search("text", fuse="rrf")
     with pytest.raises(BadValueError, match="documents are scored; expected weights by head"):
         retriever.rerank("text", ["d1"], fuse="rrf")  # type: ignore[call-overload]
-    with pytest.raises(BadValueError, match="index of several shards for a model with several heads"):
-        Retriever.build(model, NOTES, tmp_path / "shards", shards=2)
     index = {"kind": "several", "indexes": {"other": "flat"}}
     with pytest.raises(ConfigError, match=r"indexes of \['other'\]; the model has the heads dense"):
         Retriever.build(model, NOTES, tmp_path / "other", index=index)
@@ -331,7 +329,7 @@ def test_wrong_calls_are_refused(
         retriever.index.rescore(rows, np.zeros((1, 1)))
     with pytest.raises(BadTypeError, match="got Dense, expected Several with the parts dense, multi"):
         retriever.index.add(rows)
-    assert not any((tmp_path / name).exists() for name in ("shards", "other", "plaid"))
+    assert not any((tmp_path / name).exists() for name in ("other", "plaid"))
 
 
 def test_what_takes_one_head_refuses_several(

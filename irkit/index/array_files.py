@@ -285,7 +285,8 @@ def _canonical(body: Mapping[str, Any]) -> bytes:
 
 
 _BETWEEN = "__"  # stands in no name of a part, and in no name of an array
-_SHARED = ("removed.bin", "removed_documents.bin")  # by all parts and the documents
+_REMOVED = ("removed.bin", "removed_documents.bin")
+_SHARED = (*_REMOVED, "sequence.bin")  # by all parts and the documents
 
 
 def part_name(part: str, name: str) -> str:
@@ -302,4 +303,4 @@ def part_entries(entries: Mapping[str, Entry], part: str) -> dict[str, Entry]:
     """Return the arrays of one part of a manifest with several indexes, by their names in the part."""
     start = part_name(part, "")
     own = {key.removeprefix(start): entry for key, entry in entries.items() if key.startswith(start)}
-    return own | {key: entry for key, entry in entries.items() if key in _SHARED}
+    return own | {key: entry for key, entry in entries.items() if key in _REMOVED}

@@ -58,18 +58,15 @@ def check_layout(path: Path, entries: Entries, meta: Mapping[str, Any], document
         config = index_config(about["config"])
     except ConfigError:  # of another version or package, as `open_index` will say
         return
+    need(_whole(meta.get("change", 0)), "the number of the last change")
+    names = meta.get("shards", ["shard-1-000"])
+    is_valid = isinstance(names, list) and names and all(isinstance(name, str) for name in names)
+    need(is_valid and all(map(SHARD.fullmatch, names)) and len(set(names)) == len(names), "names of shards")
     if isinstance(config, SeveralConfig):
-        _check_several(path, entries, about, config, need)
+        _check_several(path, entries, meta, config, need)
         return
     need(config.kind in INDEX_KINDS, "no kind of a stored index")
-    need(_whole(meta.get("change", 0)), "the number of the last change")
-    # an index of shards, whose manifests have the arrays
     if "shards" in meta:  # whose manifests have all else
-        names = meta["shards"]
-        is_valid = isinstance(names, list) and names and all(isinstance(name, str) for name in names)
-        need(
-            is_valid and all(map(SHARD.fullmatch, names)) and len(set(names)) == len(names), "names of shards"
-        )
         need(_number(about.get("bm25", {}).get("mean") or 1), "mean length")
         return
     # the arrays that this configuration and these numbers need
@@ -98,22 +95,23 @@ def _window_arrays(
 def _check_several(
     path: Path,
     entries: Entries,
-    about: Mapping[str, Any],
+    meta: Mapping[str, Any],
     config: SeveralConfig,
     need: Callable[[object, str], None],
 ) -> None:
     """Check the parts of an index with several representations, and the arrays that they share."""
+    about, count = meta["index"], count_rows(entries, "hashes.bin")
     parts = about.get("parts")
-    is_valid = isinstance(parts, dict) and all(isinstance(part, dict) for part in parts.values())
+    is_valid = isinstance(parts, dict) and parts and all(isinstance(part, dict) for part in parts.values())
     parts = parts if isinstance(parts, dict) else {}
     need(is_valid and list(parts) == list(config.indexes), "parts")
     for name, part in parts.items():
         need(isinstance(part.get("config"), dict) and part["config"].get("kind") != "several", f"part {name}")
         need(part.get("windows") == about.get("windows"), f"windows of {name}")
-        check_layout(path, part_entries(entries, name), {"index": part}, count_rows(entries, "hashes.bin"))
+        check_layout(path, part_entries(entries, name), {**meta, "index": part}, count)
         need(part["rows"] == about["rows"], f"rows of {name}")
     need(about["representation"] in (None, "several"), "kind")
-    need(count_rows(entries, "sorted_rows.bin") <= count_rows(entries, "hashes.bin"), "sorted ids")
+    need(count_rows(entries, "sorted_rows.bin") <= count, "sorted ids")
     need(("field_groups.bin" in entries) == ("field_order.bin" in entries), "sorted columns")
     _check_expected(entries, common_arrays(entries), need)
 

@@ -123,7 +123,7 @@ def open_index(store: Store) -> Index:
     if isinstance(config, SeveralConfig):
         from irkit.index.several_index import SeveralIndex
 
-        parts = {name: open_index(PartStore(store, name)) for name in config.indexes}
+        parts = {name: open_index(PartStore(store, name)) for name in sorted(config.indexes)}
         return SeveralIndex(store, config, parts)
     module, _, name = INDEX_KINDS[config.kind].index.partition(":")
     index: Index = getattr(importlib.import_module(module), name)(store, config)

@@ -24,11 +24,13 @@ class PartStore(Store):
     Attributes:
         whole: The store.
         name: Name of the part.
+        parts: The same part of each shard.
     """
 
     def __init__(self, whole: Store, name: str) -> None:
         """Show the part ``name`` of a store."""
-        self.whole, self.name = whole, name  # nothing else: the whole store has all state
+        self.whole, self.name = whole, name  # the whole store has all state
+        self.parts = [PartStore(part, name) for part in whole.parts]  # of an index in shards
 
     def _own_name(self, name: str) -> str:
         return part_name(self.name, name)
@@ -127,3 +129,9 @@ class PartStore(Store):
     def drop(self, name: str) -> None:
         """See `Store.drop`."""
         self.whole.drop(self._own_name(name))
+
+
+def index_records(store: Store) -> dict[str, dict[str, Any]]:
+    """Return what the manifest says of an index, under ``""``, and of each of its parts, by name."""
+    about = store.meta["index"]
+    return {"": about, **about.get("parts", {})}

@@ -13,17 +13,21 @@ from irkit.errors import BadTypeError, BadValueError
 from irkit.index.array_files import Array
 from irkit.index.index_base import Index, StageProgress, as_rows, row_list
 from irkit.index.index_kinds import SeveralConfig
+from irkit.index.part_store import index_records
 from irkit.index.state import snapshot
 from irkit.index.store import Store
 from irkit.index.topk import Hits
 from irkit.index.windowed import WindowedIndex
+
+_COMMON = ("removed", "removed_share", "windows", "shards")  # facts of all parts
 
 
 class SeveralIndex(Index):
     """Rows of several representations, each in an index of its own; all are changed and committed together.
 
     Each part is searched on its own: ``index.parts["dense"].search(...)``. `irkit.Retriever` searches all of
-    them and fuses their hits. Parts of documents in windows are `WindowedIndex`, of the same windows each.
+    them and fuses their hits. Parts of documents in windows are `WindowedIndex`, of the same windows each;
+    parts of an index in shards are `irkit.shards.ShardedIndex`.
 
     Attributes:
         parts: Indexes by name.
@@ -74,9 +78,11 @@ class SeveralIndex(Index):
             return range(start, len(self))
 
     def _note_rows(self) -> None:
-        """Write what parts have in common into the manifest."""
-        dim, rows = sum(part.dim for part in self.parts.values()), self._first.store.meta["index"]["rows"]
-        self.store.meta["index"] |= {"representation": "several", "dim": dim, "rows": rows}
+        """Write what parts have in common into the manifest, and into those of shards."""
+        for store in (self.store, *self.store.parts):
+            about, *parts = index_records(store).values()
+            dim, rows = sum(part["dim"] for part in parts), parts[0]["rows"]
+            about |= {"representation": "several", "dim": dim, "rows": rows}
 
     def remove(self, rows: Sequence[int] | Array) -> int:
         """Exclude documents from all later searches, in all parts."""
@@ -87,7 +93,11 @@ class SeveralIndex(Index):
         assert isinstance(source, SeveralIndex)
         with self.store.update():
             for name, part in self.parts.items():
-                part.copy(source.parts[name], rows)
+                other, known = source.parts[name], coded_rows(part)
+                if known < len(part) and (rows < coded_rows(other)).any():  # codes are of the first rows
+                    part.add(other.representations(rows))
+                else:
+                    part.copy(other, rows)
             self._note_rows()
 
     def finish(self, progress: StageProgress | None = None) -> None:
@@ -126,7 +136,8 @@ class SeveralIndex(Index):
     def stats(self) -> dict[str, Any]:
         """Return what `Index.stats` returns, and under ``parts`` the same for each part."""
         parts = {name: part.stats() for name, part in self.parts.items()}
-        common = {} if self.windows is None else {"windows": next(iter(parts.values()))["windows"]}
+        first = next(iter(parts.values()))
+        common = {key: first[key] for key in _COMMON if key in first}
         return super().stats() | common | {"parts": parts}
 
     def search(self, queries: Representation, k: int, allowed: Array | None = None) -> Hits:
@@ -165,3 +176,13 @@ class SeveralIndex(Index):
             )
         for name, part in self.parts.items():
             part._check(f"{operation} (part {name})", representation.parts[name])
+
+
+def index_parts(index: Index) -> Mapping[str, Index]:
+    """Return the index of each representation by name; an index of one alone has the name ``""``."""
+    return index.parts if isinstance(index, SeveralIndex) else {"": index}
+
+
+def coded_rows(index: Index) -> int:
+    """Return the number of rows, the first ones, that an index stores as codes."""
+    return int(getattr(index, "coded", 0))

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -24,6 +24,8 @@ from irkit.encoder_free import EncoderFreeModel
 from irkit.errors import BadTypeError, BadValueError, LockedError, StorageError
 from irkit.index import IndexConfig, StageProgress, Store
 from irkit.index.array_files import Array
+from irkit.index.part_store import index_records
+from irkit.index.several_index import index_parts
 from irkit.ray_engine.ray_start import start_ray
 from irkit.ray_engine.ray_stream import stream
 from irkit.ray_engine.shard_builder import Portion, ShardBuilder, pack
@@ -141,10 +143,11 @@ def _fill(
             gpu=not isinstance(model, EncoderFreeModel) and model.device.type == "cuda",
         )
         _store_chunks(ray, collection, builders, chunks, start, chunk_size, progress)
-        index = collection.index
-        assert isinstance(index, ShardedIndex)
-        many = index.share(progress)
-        _wait(ray, [builder.finish.remote(many) for builder in builders], store.path)
+        for name, part in index_parts(collection.index).items():
+            many = cast(ShardedIndex, part).share(progress)
+            _wait(ray, [builder.finish.remote(name, many) for builder in builders], store.path)
+            store.refresh_parts()
+        _wait(ray, [builder.finish_documents.remote() for builder in builders], store.path)
         store.refresh_parts()
     finally:
         for builder in builders:
@@ -202,13 +205,13 @@ def _store_chunks(
         if has_terms:
             assert isinstance(model, EncoderFreeModel)
             model.keep(known)
-        about = store.meta["index"]
-        parts = [part.meta["index"] for part in store.parts]
-        about["dim"] = max(part["dim"] for part in parts)
-        about["representation"] = parts[0]["representation"]
-        if any("negative" in part for part in parts):
-            about["negative"] = any(part.get("negative") for part in parts)
-        store.meta["documents"] = about["rows"] = start
+        for name, about in index_records(store).items():
+            parts = [index_records(part)[name] for part in store.parts]
+            about["dim"] = max(part["dim"] for part in parts)
+            about["representation"], about["rows"] = parts[0]["representation"], start
+            if any("negative" in part for part in parts):
+                about["negative"] = any(part.get("negative") for part in parts)
+        store.meta["documents"] = start
         store.meta["changes"] = max(int(part.meta["change"]) for part in store.parts)
     store.refresh_parts()
 

@@ -29,7 +29,7 @@ import numpy as np
 from irkit.arguments import check_counts, check_flags, is_finite
 from irkit.core.representation import Representation, representation_from_arrays
 from irkit.errors import BadValueError, StorageError
-from irkit.index import Hits, Store, open_index
+from irkit.index import Hits, SeveralIndex, Store, open_index
 from irkit.index.array_files import Array
 from irkit.ray_engine.ray_start import start_ray
 from irkit.retrieval.collection import AnyModel, LoadOptions, open_collection
@@ -100,6 +100,7 @@ class ShardedRetriever(Retriever):
 
         Raises:
             StorageError: The path has no finished index, or it is not in shards.
+            BadValueError: The index is of a model with several heads.
             MissingDependencyError: Ray is not installed.
         """
         check_counts("ShardedRetriever", replicas=replicas)
@@ -111,6 +112,11 @@ class ShardedRetriever(Retriever):
         if not isinstance(store, ShardedStore):
             raise StorageError(
                 f"opening {path} on Ray: it is not in shards; irkit reshard {path} --shards N divides it"
+            )
+        if isinstance(collection.index, SeveralIndex):
+            raise BadValueError(
+                f"opening {path} on Ray: it has the representations {', '.join(collection.index.parts)}, and "
+                "actors search one; Retriever.load searches all shards in this process"
             )
         index = RayIndex(start_ray(address), store, replicas, timeout, partial_results)
         collection.index, collection.documents = index, index.documents

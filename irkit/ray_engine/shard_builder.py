@@ -18,6 +18,7 @@ from irkit.encoder_free import renumbered
 from irkit.errors import BadValueError, LockedError
 from irkit.index import Documents, Limits, Store, open_index
 from irkit.index.array_files import Array
+from irkit.index.several_index import index_parts
 from irkit.shards.placement import SEQUENCE
 from irkit.shards.sharded_documents import add_numbered
 from irkit.shards.sharded_index import add_rows, finish_part
@@ -116,10 +117,14 @@ class ShardBuilder:
             self.store.meta.update({"change": portion.change, "before": counts})
         self.store.meta[BUILT] = max(portion.stop, self.store.meta.get(BUILT, 0))
 
-    def finish(self, many: bool) -> None:
-        """Build the structures of the shard, see `irkit.shards.sharded_index.finish_part`."""
+    def finish(self, name: str, many: bool) -> None:
+        """Build the structure of one of `index_parts`, see `irkit.shards.sharded_index.finish_part`."""
         self.store.refresh()
-        finish_part(self.index, many)
+        finish_part(index_parts(self.index)[name], many)
+
+    def finish_documents(self) -> None:
+        """Sort ids and metadata, after all structures were built."""
+        self.store.refresh()
         self.documents.finish()
         with self.store.update():
             self.store.meta.pop(BUILT, None)

@@ -79,7 +79,6 @@ def build_collection(
     stream = parse_documents(documents)
     if isinstance(model, Vectors):
         model, stream = model.fit(stream)
-    _check_one_head(model, shards)
     empty = model.encode_representation([], "document")
     config, stream = _choose_index(model, config, empty, stream)
     check_index(config, empty)
@@ -186,15 +185,6 @@ def _build_key(
     if windows is not None:
         key["windows"] = windows.model_dump(mode="json")
     return key
-
-
-def _check_one_head(model: AnyModel, shards: int | None) -> None:
-    """Raise BadValueError if shards are asked for with a model of several heads."""
-    if model.kind == "several" and shards is not None:
-        raise BadValueError(
-            "building an index of several shards for a model with several heads: expected one head; leave "
-            "shards out, or give one of Model.heads"
-        )
 
 
 def _choose_index(

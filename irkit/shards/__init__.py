@@ -14,7 +14,9 @@ rows decide ties as rows do in one index. `ShardedStore` (sharded_store.py) join
 and `ShardedDocuments` have the interfaces of `irkit.index.Index` and `irkit.index.Documents` over global
 rows. joint_plaid.py searches the shards of `plaid` together, and resharding.py copies an index into another
 number of shards. placement.py says which row is where. Everything above works on these three as on one index.
-Begin with sharded_store.py.
+
+With a model of several heads, each shard is a directory with an index for each head. The whole is then an
+`irkit.index.SeveralIndex`, whose parts are a `ShardedIndex` for each head. Begin with sharded_store.py.
 """
 
 from __future__ import annotations

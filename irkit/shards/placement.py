@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from irkit.index.array_files import Array, corrupt
+from irkit.index.part_store import PartStore
 from irkit.index.store import Store
 
 SEQUENCE = "sequence.bin"
@@ -82,6 +83,7 @@ def check_count(store: Store, n: int) -> None:
 
 def row_count(store: Store) -> int:
     """Return the number of global rows that shards have, rows of removed documents included."""
+    store = _whole(store)
 
     def count() -> int:
         n = max((int(global_rows(part).max(initial=-1)) + 1 for part in store.parts), default=0)
@@ -97,6 +99,7 @@ def placement(store: Store) -> Placement:
     Raises:
         CorruptError: Two rows have the same number.
     """
+    store = _whole(store)
 
     def make() -> Placement:
         n = row_count(store)
@@ -109,3 +112,8 @@ def placement(store: Store) -> Placement:
         return Placement(shards, rows)
 
     return store.derived(("placement", *(part.version for part in store.parts)), make)
+
+
+def _whole(store: Store) -> Store:
+    """Return the store whose rows all representations have, so that their placement is computed once."""
+    return store.whole if isinstance(store, PartStore) else store

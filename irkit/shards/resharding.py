@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from irkit.errors import StorageError
-from irkit.index import Documents, StageProgress, Store, compact, create_index
+from irkit.index import Documents, StageProgress, Store, compact, create_index, open_index
 from irkit.index.array_files import Array
 from irkit.index.directory import MANIFEST
 from irkit.index.index_base import live_rows
+from irkit.index.part_store import index_records
+from irkit.index.several_index import coded_rows, index_parts
 from irkit.index.term_ids import Vocabulary
 from irkit.shards.codecs import CODED, take_codec
 from irkit.shards.placement import SEQUENCE, placement, shard_of
@@ -62,8 +65,9 @@ def reshard(path: str | Path, shards: int, *, progress: StageProgress | None = N
             own = np.flatnonzero(owners == number)
             _fill(part, [index, documents], rows[own], own, progress, len(rows))
         with new.update():
-            about = {key: value for key, value in old.meta["index"].items() if key in _KEPT}
-            new.meta["index"] = about | {"rows": len(rows)}
+            about, *heads = [_kept(record, len(rows)) for record in index_records(old).values()]
+            names = old.meta["index"].get("parts", {})
+            new.meta["index"] = about | ({"parts": dict(zip(names, heads, strict=True))} if heads else {})
         for store in stores:
             store.check_uncut()
         new.publish()
@@ -91,6 +95,11 @@ def rewrite(path: str | Path, *, progress: StageProgress | None = None) -> None:
 _KEPT = ("config", "representation", "dim", "negative", "bm25")
 
 
+def _kept(about: Mapping[str, Any], rows: int) -> dict[str, Any]:
+    """Return what the manifest of the whole says of an index without its removed rows."""
+    return {key: value for key, value in about.items() if key in _KEPT} | {"rows": rows}
+
+
 def _live(store: Store, documents: Documents) -> Array:
     return documents._live() if store.parts else live_rows(store, len(documents))
 
@@ -103,16 +112,18 @@ def _fill(
     Rows that an earlier call has copied are skipped.
     """
     index, documents = source
-    about = index.store.meta["index"]
+    heads, about = index_parts(index), index.store.meta["index"]
     sources: list[tuple[Any, Array, Array]] = [(index, np.arange(len(rows)), rows)]
-    if about["config"]["kind"] in CODED and about["representation"]:
+    has_codes = any(head.config.kind in CODED for head in heads.values())
+    if has_codes and about["representation"]:
         sources = _by_codes(index, rows)
     target: Any = create_index(part, index.config)
     with part.update():
         part.meta["model"] = index.store.meta["model"]
         Vocabulary(part).copy(index.store)
-        if about["config"]["kind"] in CODED:
-            take_codec(_first(index), about["config"]["kind"], part)
+        for name, head in index_parts(target).items():
+            if head.config.kind in CODED:
+                take_codec(_first(heads[name]), head.config.kind, head.store)
     # copy chunks; an index without rows still has a kind and dimensions
     size = max(1, part.limits.compact_bytes * max(1, len(index)) // max(1, index.stats()["bytes"]))
     copied, have = 0, part.rows(SEQUENCE)
@@ -149,19 +160,22 @@ def _first(index: Any) -> Store:
 def _by_codes(index: Any, rows: Array) -> list[tuple[Any, Array, Array]]:
     """Divide rows by the store that has them, and by whether they have codes, which go first.
 
+    Rows with codes of more representations come before those with codes of fewer.
+
     Returns:
         Indexes, positions in ``rows``, and rows of the index there.
     """
     split = [(index, np.arange(len(rows)), rows)]
-    if isinstance(index, ShardedIndex):
+    if index.store.parts:
         split = [
-            (index.parts[number], positions, own)
+            (open_index(index.store.parts[number]), positions, own)
             for number, positions, own in placement(index.store).split(rows)
         ]
-    coded = [
-        (part, positions[mask], own[mask]) for part, positions, own in split for mask in [own < part.coded]
+    groups: dict[int, list[tuple[Any, Array, Array]]] = {}
+    for part, positions, own in split:
+        level = sum((own < coded_rows(head)).astype(int) for head in index_parts(part).values())
+        for number in np.unique(level).tolist():
+            groups.setdefault(number, []).append((part, positions[level == number], own[level == number]))
+    return [group for number in sorted(groups, reverse=True) for group in groups[number]] or [
+        (index, rows, rows)
     ]
-    other = [
-        (part, positions[mask], own[mask]) for part, positions, own in split for mask in [own >= part.coded]
-    ]
-    return [*coded, *other] or [(index, rows, rows)]

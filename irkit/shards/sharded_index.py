@@ -11,11 +11,24 @@ import numpy as np
 
 from irkit.core.representation import Representation, Sparse, concat
 from irkit.errors import BadValueError
-from irkit.index import Documents, Hits, Index, IndexConfig, StageProgress, Store, StoredRows, open_index
+from irkit.index import (
+    Documents,
+    Hits,
+    Index,
+    IndexConfig,
+    SeveralConfig,
+    SeveralIndex,
+    StageProgress,
+    Store,
+    StoredRows,
+    index_config,
+    open_index,
+)
 from irkit.index import bm25_index as bm25
 from irkit.index.array_files import Array
 from irkit.index.index_base import as_rows, check_k, row_list
 from irkit.index.layout import element_positions
+from irkit.index.part_store import PartStore
 from irkit.index.state import snapshot
 from irkit.index.topk import TopK
 from irkit.shards.codecs import share_codec, waiting
@@ -26,23 +39,29 @@ from irkit.shards.sharded_store import VOCABULARY, ShardedStore
 
 
 class ShardedIndex(StoredRows):
-    """Rows of all shards, with the interface of `Index`; rows are global ones.
+    """Rows of one representation in all shards, with the interface of `Index`; rows are global ones.
 
     A search asks every shard for its ``k`` best rows and keeps the ``k`` best of these. Scores equal the
     scores of one index, because shards share all that scores depend on: BM25 its statistics, `plaid` and
     `dense` their centroids and codebooks (see `irkit.shards.codecs`). The shards of a `plaid` index choose
     their candidates together (see `irkit.shards.joint_plaid`).
 
+    A model with several heads has one for each: `open_parts` makes it the part of a `SeveralIndex`.
+
     Attributes:
         parts: Indexes of the shards.
         searched_here: True if this process searches all shards.
     """
 
-    store: ShardedStore
     searched_here = True
 
-    def __init__(self, store: ShardedStore, documents: ShardedDocuments) -> None:
-        """Open the shards; ``documents`` knows which of the documents that come belong to each."""
+    def __init__(self, store: Store, documents: ShardedDocuments) -> None:
+        """Open the shards; ``documents`` knows which of the documents that come belong to each.
+
+        Args:
+            store: A `ShardedStore`, or the `PartStore` of a representation in one.
+            documents: Documents of the whole.
+        """
         self.parts = [open_index(part) for part in store.parts]
         self._documents = documents
         super().__init__(store, self.parts[0].config)
@@ -99,7 +118,7 @@ class ShardedIndex(StoredRows):
     def _append(self, representation: Representation) -> None:
         """Add rows to the shards that have just stored their documents."""
         routes = self._documents.routes
-        if sum(map(len, routes)) > len(representation):
+        if not routes or sum(map(len, routes)) > len(representation):
             raise BadValueError("adding documents: an index of several shards needs their ids and texts, too")
         terms = self.store.rows(VOCABULARY)
         for part, positions in zip(self.parts, routes, strict=True):
@@ -263,5 +282,14 @@ def open_parts(store: Store) -> tuple[Index, Documents]:
     """Return the index and the documents of a store, which may be in several shards."""
     if isinstance(store, ShardedStore):
         documents = ShardedDocuments(store)
-        return ShardedIndex(store, documents), documents
+        return _open_sharded(store, documents), documents
     return open_index(store), Documents(store)
+
+
+def _open_sharded(store: ShardedStore, documents: ShardedDocuments) -> Index:
+    """Return a `ShardedIndex`, or a `SeveralIndex` that has one for each representation."""
+    config = index_config(store.meta["index"]["config"])
+    if not isinstance(config, SeveralConfig):
+        return ShardedIndex(store, documents)
+    parts = {name: ShardedIndex(PartStore(store, name), documents) for name in sorted(config.indexes)}
+    return SeveralIndex(store, config, {**parts})

@@ -25,6 +25,7 @@ from irkit.index import Store
 from irkit.index.array_files import SHARD, corrupt
 from irkit.index.directory import MANIFEST
 from irkit.index.object_store import download_index
+from irkit.index.part_store import index_records
 from irkit.index.state import Snapshot, State
 from irkit.shards.placement import global_rows
 from irkit.utils.uris import is_uri
@@ -242,7 +243,9 @@ class ShardedStore(Store):
         if built > self.meta.get("documents", 0):
             with Store.update(self):
                 self._adopt()
-                self.meta["documents"] = self.meta["index"]["rows"] = built
+                self.meta["documents"] = built
+                for about in index_records(self).values():
+                    about["rows"] = built
 
     def _forked(self) -> None:
         super()._forked()

@@ -1,0 +1,295 @@
+"""An index of several heads in shards is one index of several heads: hits, changes, crashes and copies."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_shards import die_at
+from three_heads import QUERIES, WEIGHTS, make_model
+
+from irkit import Dense, Model, MultiVector, Retriever
+from irkit.core.ragged import Ragged
+from irkit.core.representation import Several
+from irkit.errors import BadTypeError, BadValueError, CorruptError, StorageError
+from irkit.exporting import export
+from irkit.index import Limits, SeveralConfig, SeveralIndex, Store, compact, create_index, use_limits
+from irkit.ray_engine import ShardedRetriever
+from irkit.retrieval.searching import Hit
+from irkit.shards import ShardedIndex, open_store, reshard, rewrite
+
+WORDS = ["search", "index", "vector", "token", "model", "neural", "text", "the", "of", "in", "an", "on"]
+SMALL = Limits(dense_scan=20, dense_scan_per_hit=1, dense_points=2, plaid_uncompressed=100, plaid_scan=8)
+CODES: dict[str, Any] = {
+    "kind": "several",
+    "indexes": {
+        "dense": {"kind": "dense", "keep": "none", "probes": 64, "candidates": 200},
+        "multi_vector": {"kind": "plaid", "centroids": 8, "device": "cpu"},
+    },
+}
+
+
+@pytest.fixture(autouse=True)
+def _small() -> Iterator[None]:
+    with use_limits(SMALL):
+        yield
+
+
+@pytest.fixture(scope="module")
+def model(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return make_model(tiny_bert, tmp_path_factory.mktemp("several") / "model")
+
+
+def make(count: int, prefix: str, seed: int) -> list[dict[str, Any]]:
+    numbers = random.Random(seed)
+    return [
+        {
+            "_id": f"{prefix}{number}",
+            "text": " ".join(numbers.choices(WORDS, k=numbers.randint(3, 14))),
+            "metadata": {"year": 2000 + number % 4},
+        }
+        for number in range(count)
+    ]
+
+
+def check_hits(ours: list[list[Hit]], theirs: list[list[Hit]]) -> None:
+    """Compare hits; scores of dense vectors are rounded as the batch has it."""
+    for first, second in zip(ours, theirs, strict=True):
+        assert [replace(hit, score=0) for hit in first] == [replace(hit, score=0) for hit in second]
+        scores, wanted = ([hit.score for hit in line] for line in (first, second))
+        assert scores == pytest.approx(wanted, rel=1e-5, abs=1e-5)
+
+
+def check_same(one: Retriever, many: Retriever) -> None:
+    """Compare everything that an index of several heads can be asked."""
+    assert isinstance(many.index, SeveralIndex)
+    assert all(isinstance(part, ShardedIndex) for part in many.index.parts.values())
+    assert len(one) == len(many)
+    assert [document.id for document in one.documents] == [document.id for document in many.documents]
+    fusions: list[Any] = [None, "rrf", WEIGHTS, {"sparse": 1.0}, {"dense": 2.0, "multi_vector": 0.1}]
+    for fuse in fusions:
+        filters: list[Any] = [None, {"year": {">=": 2002}}, ["d3", "d7", "no"]]
+        for filter in filters:
+            for k in (1, 5, 200):
+                found, wanted = (each.search(QUERIES, k, filter, fuse=fuse) for each in (many, one))
+                check_hits(found, wanted)
+        options: Any = {"fuse": fuse, "offset": 2, "group_by": "year", "per_group": 2}
+        check_hits([many.search(QUERIES[0], 5, **options)], [one.search(QUERIES[0], 5, **options)])
+    ids = [document.id for document in one.documents][::5]
+    for weights in (None, WEIGHTS):
+        found, wanted = (each.rerank(QUERIES[0], ids, fuse=weights) for each in (many, one))
+        check_hits([found], [wanted])
+    assert many.run({"q": QUERIES[1]}, 20)["q"] == one.run({"q": QUERIES[1]}, 20)["q"]
+    explained, expected = (each.explain(QUERIES[0], ids[0]) for each in (many, one))
+    assert explained.score == pytest.approx(expected.score, abs=1e-5)
+    assert [*explained.parts] == [*expected.parts]
+    assert many.facets("year") == one.facets("year")
+    about, wanted_about = many.stats(), one.stats()
+    assert about["shards"] == len(many.store.parts)
+    for key in ("kind", "representation", "dim", "documents"):
+        assert about[key] == wanted_about[key]
+        for name, part in about["parts"].items():
+            assert part[key] == wanted_about["parts"][name][key]
+
+
+def change(retriever: Retriever) -> None:
+    retriever.add(make(30, "new", 1))
+    retriever.update(make(9, "d", 2))
+    retriever.remove([f"d{number}" for number in range(5, 60, 6)])
+
+
+@pytest.mark.parametrize("index", [None, CODES], ids=["exact", "codes"])
+@pytest.mark.parametrize("shards", [1, 2, pytest.param(5, marks=pytest.mark.slow)])
+def test_shards_equal_one_index(model: Model, index: Any, shards: int, tmp_path: Path) -> None:
+    documents = make(60, "d", 0)
+    one = Retriever.build(model, documents, tmp_path / "one", index=index)
+    Retriever.build(model, documents, tmp_path / "many", index=index, shards=shards, chunk_size=25).close()
+    many = Retriever.load(tmp_path / "many", model)
+    check_same(one, many)
+    for retriever in (one, many):
+        change(retriever)
+    check_same(one, many)
+    check_same(one, Retriever.load(tmp_path / "many"))  # finds the model by its name
+    many.save(tmp_path / "saved")
+    rewrite(tmp_path / "many")
+    reshard(tmp_path / "saved", 3)
+    compact(tmp_path / "one")
+    one = Retriever.load(tmp_path / "one")
+    for name, count in (("many", shards), ("saved", 3)):
+        again = Retriever.load(tmp_path / name, verify=True)
+        stats = again.stats()
+        assert (stats["shards"], stats["removed"]) == (count, 0)
+        check_same(one, again)
+    for retriever in (one, again):
+        retriever.add(make(5, "last", 3))
+        retriever.remove("d0")
+    check_same(one, again)
+
+
+@pytest.mark.parametrize("waiting", ["dense", "multi_vector"])
+def test_codes_of_one_head_are_kept_by_another_number_of_shards(
+    model: Model, waiting: str, tmp_path: Path
+) -> None:
+    """One head has codes of all documents, and the other one of the first ones."""
+    one = Retriever.build(model, make(60, "d", 0), tmp_path / "one", index=CODES, shards=2)
+    more = {"dense_scan": 1000} if waiting == "dense" else {"plaid_uncompressed": 10_000}
+    with use_limits(replace(SMALL, **more)):
+        one = Retriever.load(tmp_path / "one", model)
+        one.add(make(30, "new", 1))
+        one.save(tmp_path / "many")
+        reshard(tmp_path / "many", 3)
+        many = Retriever.load(tmp_path / "many", model)
+        for name in ("dense", "multi_vector"):
+            counts = [
+                sum(part.coded for part in each.index.parts[name].parts)  # type: ignore[attr-defined]
+                for each in (one, many)
+            ]
+            assert counts == [60 if name == waiting else 90] * 2
+            rows = [
+                each.index.parts[name].representations(each.documents.find(["new3", "d3"]))  # type: ignore[attr-defined]
+                for each in (one, many)
+            ]
+            for first, second in zip(*(each.arrays().values() for each in rows), strict=True):
+                np.testing.assert_allclose(first, second, atol=1e-5)
+        check_same(one, many)
+
+
+def test_rows_with_codes_after_rows_without_are_copied_decoded(tmp_path: Path) -> None:
+    """Shards that were changed by interrupted calls may have codes of different heads."""
+    torch.manual_seed(0)
+    config = SeveralConfig.model_validate(CODES)
+
+    def make_rows(count: int) -> Any:
+        tokens = Ragged(torch.randn(3 * count, 8), torch.full((count,), 3))
+        return Several({"dense": Dense(torch.randn(count, 8)), "multi_vector": MultiVector(tokens)})
+
+    sources: list[Any] = []
+    for name, limits in (("dense", {"plaid_uncompressed": 1000}), ("multi_vector", {"dense_scan": 1000})):
+        store = Store.build(tmp_path / name)
+        store.limits = replace(SMALL, **limits)
+        sources.append(create_index(store, config))
+        sources[-1].add(make_rows(60))
+        sources[-1].finish()
+    assert [[part.coded for part in source.parts.values()] for source in sources] == [[60, 0], [0, 60]]
+    with Store.build(tmp_path / "target") as store:
+        target = create_index(store, config)
+        for source in sources:
+            target.copy(source, np.arange(60))
+        for name, part in target.parts.items():  # type: ignore[attr-defined]
+            for number, source in enumerate(sources):
+                ours = part.representations(np.arange(60) + 60 * number).arrays()
+                for key, array in source.parts[name].representations(np.arange(60)).arrays().items():
+                    np.testing.assert_allclose(ours[key], array, atol=5e-3)
+        target.finish()
+        store.publish()
+    Store.open(tmp_path / "target", verify=True)
+
+
+def test_one_index_becomes_shards_and_exports(model: Model, tmp_path: Path) -> None:
+    one = Retriever.build(model, make(40, "d", 0), tmp_path / "one")
+    one.remove(["d3"])
+    one.save(tmp_path / "many")
+    reshard(tmp_path / "many", 3)
+    many = Retriever.load(tmp_path / "many", model)
+    check_same(one, many)
+    for name, retriever in (("one", one), ("many", many)):
+        assert export(retriever, "jsonl", tmp_path / f"{name}.jsonl") == 39
+    assert (tmp_path / "many.jsonl").read_bytes() == (tmp_path / "one.jsonl").read_bytes()
+    with pytest.raises(BadValueError, match="vespa holds one representation of a document"):
+        export(many, "vespa", tmp_path / "out")
+    # without documents it has its heads, too
+    one.remove([document.id for document in one.documents])
+    reshard(one.store.path, 2)
+    empty = Retriever.load(one.store.path, model)
+    assert empty.search(QUERIES, fuse=WEIGHTS) == [[], []]
+    empty.add(make(3, "d", 0))
+    assert len(empty.search(QUERIES[0])) == 3
+
+
+def test_an_interrupted_change_is_whole_for_each_document_and_can_be_repeated(
+    model: Model, tmp_path: Path
+) -> None:
+    new = make(9, "new", 1)
+    one = Retriever.build(model, make(40, "d", 0), tmp_path / "one")
+    one.add(new)
+    Retriever.build(model, make(40, "d", 0), tmp_path / "whole", shards=3).close()
+    for commit in range(4):  # of three shards, and of the whole at last
+        path = tmp_path / str(commit)
+        shutil.copytree(tmp_path / "whole", path)
+        die_at(commit, lambda path=path: Retriever.load(path, model).add(new))  # type: ignore[misc]
+        left = Retriever.load(path, model)
+        known = [item["_id"] for item in new if item["_id"] in left.documents]
+        assert len(left) == 40 + len(known)
+        assert (len(known) == 0) is (commit == 0)
+        assert set(known) <= {hit.id for hit in left.search(QUERIES[0], 60, fuse={"dense": 1.0})}
+        left.add(new)
+        again = Retriever.load(path, model)
+        assert {document.id for document in again.documents} == {document.id for document in one.documents}
+        for ours, theirs in zip(
+            again.search(QUERIES, 60, fuse=WEIGHTS), one.search(QUERIES, 60, fuse=WEIGHTS), strict=True
+        ):
+            scores = {hit.id: hit.score for hit in theirs}
+            assert {hit.id: hit.score for hit in ours} == pytest.approx(scores, abs=1e-5)
+
+
+def test_wrong_shards_of_several_heads_are_refused(model: Model, tmp_path: Path) -> None:
+    path = tmp_path / "many"
+    Retriever.build(model, make(20, "d", 0), path, shards=2).close()
+    with pytest.raises(BadValueError, match="actors search one; "):
+        ShardedRetriever.load(path)
+    with pytest.raises(BadValueError, match="leave shards out"):
+        Retriever.build(model, ["a text"], tmp_path / "windows", shards=2, windows={"length": 8})
+    assert not (tmp_path / "windows").exists()
+    retriever = Retriever.load(path, model)
+    with pytest.raises(BadValueError, match="in the index already"):
+        retriever.add([("d3", "again")])
+    with pytest.raises(BadTypeError, match="got Dense, expected Several with the parts dense, multi"):
+        retriever.index.add(Dense(torch.zeros(1, 32)))
+    with pytest.raises(BadValueError, match="needs their ids and texts, too"):
+        retriever.index.add(retriever.index.representations(np.arange(2)))
+    assert len(retriever) == 20
+    check_same(Retriever.build(model, make(20, "d", 0), tmp_path / "one"), retriever)
+    retriever.close()
+    # a manifest of the whole, or of a shard, that irkit did not write
+    for folder, change_record in (
+        (path, lambda about: about["parts"].pop("sparse")),
+        (path, lambda about: about["parts"]["dense"].update(rows=3)),
+        (path / "shard-1-000", lambda about: about["parts"]["dense"].update(rows=3)),
+    ):
+        copy = tmp_path / "copy"
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(path, copy)
+        with Store.open(copy / folder.relative_to(path)) as store, store.update():
+            change_record(store.meta["index"])
+        with pytest.raises(CorruptError):
+            open_store(copy)
+    shutil.rmtree(path / "shard-1-001")
+    with pytest.raises(StorageError, match="its shard shard-1-001, 2 of 2, is missing"):
+        Retriever.load(path)
+
+
+def test_the_command_line_divides_an_index_of_several_heads(
+    model: Model, command: Callable[..., Any], tmp_path: Path
+) -> None:
+    texts, out = tmp_path / "texts.jsonl", str(tmp_path / "index")
+    texts.write_text("".join(json.dumps(item) + "\n" for item in make(20, "d", 0)))
+    code, _, error = command("index", model.name, str(texts), "--out", out, "--shards", "3")
+    assert code == 0, error
+    words = ("search", out, "--text", QUERIES[0], "--k", "5", "--fuse")
+    before = [command(*words, fuse)[:2] for fuse in ("rrf", "dense=0.4, sparse=0.2")]
+    assert all(code == 0 for code, _ in before)
+    assert command("reshard", out, "--shards", "2")[0] == 0
+    after = [command(*words, fuse)[:2] for fuse in ("rrf", "dense=0.4, sparse=0.2")]
+    assert after == before
+    facts = json.loads(command("info", out, "--json")[1])
+    assert (facts["shards"], facts["documents"], facts["checksums"]) == (2, 20, "verified")
+    assert [part["shards"] for part in facts["parts"].values()] == [2, 2, 2]
+    assert command("search", out, "--text", "search", "--engine", "ray")[0] == 2
