@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_shards import die_at
+from test_shards import arrays_of, die_at
 from three_heads import QUERIES, WEIGHTS, make_model
 
 from irkit import Dense, Model, MultiVector, Retriever
@@ -212,6 +212,22 @@ def test_one_index_becomes_shards_and_exports(model: Model, tmp_path: Path) -> N
     assert empty.search(QUERIES, fuse=WEIGHTS) == [[], []]
     empty.add(make(3, "d", 0))
     assert len(empty.search(QUERIES[0])) == 3
+
+
+@pytest.mark.slow
+def test_a_killed_build_ends_as_one_that_was_not(model: Model, tmp_path: Path) -> None:
+    documents = make(30, "d", 0)  # a shard alone would not code them
+
+    def build(path: Path) -> None:
+        Retriever.build(model, documents, path, index=CODES, shards=2, chunk_size=15).close()
+
+    build(tmp_path / "whole")
+    for commit in (5, *range(14, 36)):  # most of them while codes are made
+        path = tmp_path / str(commit)
+        die_at(commit, lambda path=path: build(path))  # type: ignore[misc]
+        if not (path / "irkit.json").exists():
+            build(path)
+        assert arrays_of(path) == arrays_of(tmp_path / "whole")
 
 
 def test_an_interrupted_change_is_whole_for_each_document_and_can_be_repeated(

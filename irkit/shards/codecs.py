@@ -31,21 +31,29 @@ CODED = frozenset(_ARRAYS)
 
 
 def waiting(index: Any) -> bool:
-    """Return whether the rows without codes are so many that an unsharded index would code them now."""
-    parts: list[Any] = index.parts
-    limits = index.store.limits
+    """Return whether the rows without codes are so many that an unsharded index would code them now.
+
+    A build codes its rows at its end. If it was killed meanwhile, rows that have codes already count, too.
+    """
+    parts: list[Any] = [part for part in index.parts if part.representation]
+    limits, old = index.store.limits, not index.store.building
     if isinstance(index.config, PlaidConfig):
-        total = sum(part._total() - part._first_added() for part in parts if part.representation)
-        return bool(total > limits.plaid_uncompressed)
+        return bool(
+            sum(part._total() - old * part._first_added() for part in parts) > limits.plaid_uncompressed
+        )
     if index.config.kind in CODED:
-        return bool(sum(len(part) - part._covered for part in parts) > limits.dense_scan)
+        return bool(sum(len(part) - old * part._covered for part in parts) > limits.dense_scan)
     return False
 
 
 def share_codec(index: Any, many: bool, progress: StageProgress | None) -> None:
     """Train the codec of an index and copy it to all shards, if many rows wait and no codec was trained."""
-    kind = index.config.kind
-    if not many or any(store.meta["index"].get("shared_codec") for store in index.store.parts):
+    kind, parts = index.config.kind, index.store.parts
+    have = [bool(store.meta["index"].get("shared_codec")) for store in parts]
+    if any(have):  # but not all, if the process that copied it was killed
+        lack = [store for store, has in zip(parts, have, strict=True) if not has]
+        _copy_codec(parts[have.index(True)], kind, lack)
+    if any(have) or not many:
         return
     rows = np.sort(np.concatenate([global_rows(store) for store in index.store.parts]))
     config, lists, chosen, positions = _plan(index, rows)
