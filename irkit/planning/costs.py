@@ -15,7 +15,7 @@ index works. It is not fitted, because a power fitted to a few small sizes says 
 * `plaid` has at most 32,768 centroids. Beyond the size that reaches this number, the cost of assigning a
   token stays the same, and so does the sample of tokens that centroids are trained on.
 * A build takes memory for buffers and samples, which fill up: it grows until a number of documents (`UNTIL`)
-and then stays. The samples of `dense` and `muvera` grow with the number of lists (0.5). `flat` has
+  and then stays. The samples of `dense` and `muvera` grow with the number of lists (0.5). `flat` has
   neither; its memory is pages of its files. The graph of `hnsw` is in memory (1).
 """
 
