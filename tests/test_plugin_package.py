@@ -1,4 +1,4 @@
-"""The package in tests/plugin adds a head, an index kind, a loss and a family without a change to irkit."""
+"""The package in tests/plugin adds a head, an index kind, a loss, a family and a format to irkit."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ import yaml
 import irkit
 from irkit import Model, Retriever
 from irkit.errors import ConfigError
+from irkit.tokenizer import Tokenizer
 
 PLUGIN = Path(__file__).parent / "plugin"
 
@@ -49,6 +50,7 @@ import torch
 from irkit import Model
 from irkit.core.ragged import Ragged
 from irkit.encoder import Encoder
+from irkit.errors import IrkitError
 from irkit.index import Store, open_index
 
 encoder = Encoder.from_pretrained("electra")
@@ -59,7 +61,19 @@ model = Model.from_pretrained("model", device="cpu")
 head = model.head
 np.save("vectors.npy", model.encode_representation(["neural search", "index"], "document").values)
 np.save("ids.npy", model.pipeline("document").tokenize(["neural search", "index"]).to_padded(0)[0])
+table = Model.from_pretrained("table", device="cpu")
+for _ in range(2):  # the second time over the first
+    table.save_pretrained("table_again", format="word-table")
+again = Model.from_pretrained("table_again", device="cpu")
+refused = []
+for other, path, format in ((model, "other", "word-table"), (table, "notes", "word-table")):
+    try:
+        other.save_pretrained(path, format=format)
+    except IrkitError as error:
+        refused.append(str(error))
 print(json.dumps({
+    "table": [table.fingerprint == again.fingerprint, again.dim, refused],
+    "on table": Model.with_head("dense", "table", device="cpu").dim,
     "head": [type(head).__name__, head.settings()],
     "index": type(open_index(Store.open("index"))).__name__,
     "family": encoder.family,
@@ -97,10 +111,20 @@ def write_electra(path: Path) -> np.ndarray:
     return torch.cat(rows).numpy()
 
 
+def write_table(tiny_bert: Path, path: Path) -> None:
+    """Write a directory of the format ``word-table``, with the tokenizer of another model."""
+    tokenizer = Tokenizer.from_pretrained(tiny_bert)
+    tokenizer.save(path)
+    rows = torch.randn(tokenizer.vocab_size, 6, generator=torch.Generator().manual_seed(0))
+    (path / "table.json").write_text('{"unit": true}')
+    (path / "vectors.txt").write_text("".join(" ".join(map(str, row)) + "\n" for row in rows.tolist()))
+
+
 def test_parts_of_another_package_are_trained_indexed_and_searched(
     installed: dict[str, str], tiny_bert: Path, notes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hidden = write_electra(tmp_path / "electra")
+    write_table(tiny_bert, tmp_path / "table")
     recipe: dict[str, Any] = {
         "model": {"kind": "gated_mean", "name": str(tiny_bert), "config": {"bias": False}},
         "data": {"source": "notes", "split": "test", "documents": 1},
@@ -126,6 +150,10 @@ def test_parts_of_another_package_are_trained_indexed_and_searched(
         assert ours == (exact[0], pytest.approx(exact[1], abs=2e-6))
     steps = [json.loads(line) for line in (tmp_path / "model" / "log.jsonl").read_text().splitlines()]
     assert [line["step"] for line in steps if "loss" in line] == [1, 2]
+    same, dim, (no_table, not_replaced) = values["table"]
+    assert (same, dim, values["on table"]) == (True, 6, 6)
+    assert "a word table holds the mean of one vector per token" in no_table
+    assert "the directory is neither empty nor a model's" in not_replaced
     assert values["family"] == "electra"
     np.testing.assert_allclose(np.load(tmp_path / "hidden.npy"), hidden, rtol=1e-4, atol=1e-5)
     again = transformers.AutoModel.from_pretrained(tmp_path / "electra_again").state_dict()

@@ -177,10 +177,12 @@ def _check_replaceable(target: Path) -> None:
     if target.exists() and not target.is_dir():
         raise StorageError(f"saving a model to {target}: a file is in the way")
     entries = list(target.iterdir()) if target.exists() else []
-    if entries and not any(FORMATS[name].fits(target) for name in FORMATS):
+    fitting = [FORMATS[name] for name in FORMATS if FORMATS[name].fits(target)] if entries else []
+    if entries and not fitting:
         raise StorageError(f"saving a model to {target}: the directory is neither empty nor a model's")
     known = {entry.name: _FOLDERS if entry.is_dir() else _FILES for entry in entries}
-    foreign = sorted(name for name, names in known.items() if not names.fullmatch(name))
+    own = {name for format in fitting for name in format.files}
+    foreign = sorted(name for name, names in known.items() if name not in own and not names.fullmatch(name))
     if foreign:
         raise StorageError(
             f"saving a model to {target}: replacing the model there would delete {', '.join(foreign[:5])}; "

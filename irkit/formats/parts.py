@@ -47,12 +47,15 @@ class Format(NamedTuple):
         read: Function that reads such a directory; None if irkit only writes this format.
         write: Function that writes a model to a new directory; None if irkit only reads this format.
         query_side: Whether the format can hold a separate query model.
+        files: Names of its files that other formats do not have. Saving a model replaces a directory only if
+            the names of all files in it are known.
     """
 
     fits: Callable[[Path], bool]
     read: Callable[[Path, LoadEncoder], Parts] | None = None
     write: Callable[[Parts, Path], None] | None = None
     query_side: bool = False
+    files: tuple[str, ...] = ()
 
 
 def static_parts(tokenizer: Tokenizer, head: Head) -> SideParts:
