@@ -22,7 +22,7 @@ from benchmarks.harness import Row, peak_memory, write_results
 from benchmarks.scale import CONTENTS, documents
 
 KINDS = ("dense", "bm25")
-MINUTES, RATE, READERS = 10, 100, 2  # documents a second
+MINUTES, RATE, READERS = 10, 100, 2  # documents per second
 PAUSE = 0.1  # seconds between two searches of a reader
 MOST_SLOWER = 1.2
 

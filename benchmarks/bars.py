@@ -1,4 +1,4 @@
-"""Compare measured rows with what is wanted: what the suites of engines have in common."""
+"""Compare measured rows with bars, the values that are wanted; shared by the suites of engines."""
 
 from __future__ import annotations
 

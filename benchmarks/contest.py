@@ -135,7 +135,7 @@ def measure(
     Args:
         known: Contenders by name.
         source: Folder of the vectors; indexes are beside it, named after it and the contender.
-        queries: How many are searched for, the first ones.
+        queries: Number of queries that are searched for, the first ones.
         rounds: Turns of each setting.
         limit: Seconds that a setting may take in a round, if five queries take no more; where all take less,
             they are asked up to 20 times.

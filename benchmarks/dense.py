@@ -1,4 +1,4 @@
-"""Suite ``dense``: recall against queries a second of engines for dense vectors, one query at a time.
+"""Suite ``dense``: recall against queries per second of engines for dense vectors, one query at a time.
 
 Peers run in an interpreter of their own, in the folder that ``IRKIT_PEERS`` names::
 

@@ -1,4 +1,4 @@
-"""What the measurements of the suite ``dense`` come to: ratios to the others, and what is wanted."""
+"""Compare the measurements of the suite ``dense`` with other engines and with the bars."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LARGE = 1_000_000  # documents of a large collection
 
 
 def bars(curves: Sequence[Row], builds: Sequence[Row]) -> list[Row]:
-    """Return a row for each thing that is wanted, by collection; what was not measured is left out."""
+    """Return a row per bar, by collection; bars without a measurement are left out."""
     rows = []
     for name, found in by_collection(curves):
         built = built_rows(builds, name)
@@ -34,7 +34,7 @@ def _is_own(row: Row) -> bool:
 
 
 def _speed(rows: list[Row]) -> Iterator[Bar]:
-    """Yield queries a second over those of the fastest of the others."""
+    """Yield queries per second relative to the fastest other engine."""
     wanted = 3.0 if rows[0]["documents"] >= _LARGE else 2.0
     for recall in RECALLS:
         ours = fastest([row for row in rows if _is_own(row)], recall)
@@ -53,7 +53,7 @@ def _recalls(rows: list[Row]) -> Iterator[Bar]:
 
 
 def _sizes(rows: list[Row], built: dict[str, Row]) -> Iterator[Bar]:
-    """Yield bytes, and what builds take beside those of the others."""
+    """Yield bytes, and what builds take relative to the other engines."""
     dim = rows[0]["dimensions"]
     if "irkit int8" in built:
         yield "bytes with keep: int8 / float32", built["irkit int8"]["bytes/document"] / (4 * dim), "<=", 0.5

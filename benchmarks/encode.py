@@ -1,4 +1,4 @@
-"""Suite ``encode``: texts a second, from strings to vectors, against SentenceTransformer.encode.
+"""Suite ``encode``: texts per second, from strings to vectors, against SentenceTransformer.encode.
 
 Same weights (all-MiniLM-L6-v2), same texts, everything with its defaults, all cores. Vectors are compared
 before anything is timed. ``of peak`` is the arithmetic of the model's matrix products over the time taken,

@@ -1,4 +1,4 @@
-"""Suite ``families``: texts a second of model families, beside sentence-transformers.
+"""Suite ``families``: texts per second of model families, beside sentence-transformers.
 
 Both run the same random weights in the shapes of published embedding models, with 6 layers and the tokenizer
 of all-MiniLM-L6-v2, on one thread. Passages have 60 and 200 words. Times are processor times. Each row is

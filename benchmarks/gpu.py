@@ -45,7 +45,7 @@ Run = Callable[[str, float], Iterator[Row]]
 
 
 def main() -> str | None:
-    """Run all of it, or say why not; what failed, if anything."""
+    """Run all parts, or say why not; return what failed, if anything."""
     import torch
 
     if not torch.cuda.is_available():
@@ -65,10 +65,10 @@ def run_parts(
     """Run parts in order while there is time, and keep each row as it comes.
 
     Args:
-        parts: Seconds of each.
-        run: Gives the rows of a part that ends within so many seconds.
-        keep: Takes a row.
-        clock: Gives seconds.
+        parts: Seconds that each part may take, by name.
+        run: Function that yields the rows of a part and ends within a number of seconds.
+        keep: Function that stores a row.
+        clock: Function that returns the time in seconds.
 
     Returns:
         Parts with a row that holds an error.
@@ -208,7 +208,7 @@ def rows_of(part: str) -> Iterator[Row]:
 def print_rows(
     part: str, seconds: float, rows: Iterator[Row], clock: Callable[[], float] = time.monotonic
 ) -> int:
-    """Print rows while there is time; the exit code of the process."""
+    """Print rows while there is time; return the exit code of the process."""
     end = clock() + seconds
     try:
         for row in rows:

@@ -34,9 +34,9 @@ class Device(NamedTuple):
     """Where tensors are, and how time is taken there.
 
     Attributes:
-        name: That of torch: ``cuda``, or ``cpu``, where everything is tiny, to see that it works.
+        name: Name in torch: ``cuda``, or ``cpu``, where everything is tiny, to see that it works.
         cache: Bytes of its last cache.
-        seconds: Runs a function, and gives its time on the device, and from the call to the end of it.
+        seconds: Function that runs a function and returns its time on the device, and from call to end.
     """
 
     name: str
@@ -45,15 +45,15 @@ class Device(NamedTuple):
 
 
 class Case(NamedTuple):
-    """Ways to one result.
+    """Ways to compute one result.
 
     Attributes:
-        labels: The first columns: what it is.
+        labels: The first columns of its rows, which name it.
         dtype: Precision of the inputs.
-        inputs: Fresh random inputs from a seed, in the memory of the device.
-        ways: By name what makes a result of inputs, or a word on why that cannot be had. The one that is
-            called ``irkit`` has to agree with ``exact`` in everything, others in what they return first.
-        exact: The results in float64 of the same inputs, or their first rows.
+        inputs: Function that makes random inputs from a seed, in the memory of the device.
+        ways: Functions from inputs to results by name, or the reason why a way is missing. ``irkit`` has to
+            agree with ``exact`` in all results, other ways in the first one.
+        exact: Function from the inputs to results in float64, or to their first rows.
         nbytes: Fewest bytes to be moved through memory.
         flops: Operations on the matrix units.
     """
@@ -68,7 +68,7 @@ class Case(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """What the machine can do: bytes a second that a copy reads and writes, and FLOP/s by dtype."""
+    """What the machine can do: bytes per second that a copy reads and writes, and FLOP/s by dtype."""
 
     copy: float
     products: Mapping[str, float]

@@ -73,7 +73,7 @@ def interleave(
     rounds: int = 5,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
-    """Time every contender once a round, after one unmeasured round; seconds by name.
+    """Time every contender once per round, after one unmeasured round; return seconds by name.
 
     What slows the machine for a while then slows all of them, so the ratios hold.
     """

@@ -1,4 +1,4 @@
-"""Suite ``multi_vector``: recall against queries a second of engines for token vectors, one query at a time.
+"""Suite ``multi_vector``: recall against queries per second of engines for token vectors, one query each.
 
 Peers are found in the folder that ``IRKIT_PEERS`` names::
 

@@ -1,4 +1,4 @@
-"""What the measurements of the suite ``multi_vector`` come to: ratios to the others, and what is wanted."""
+"""Compare the measurements of the suite ``multi_vector`` with other engines and with the bars."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _OURS = "irkit plaid"
 _BRUTE_FORCE = {"generated 10k": 55.0, "generated 50k": 110.0}
 _SPEED = {"TACHIOM": 2.0, "fast-plaid": 50.0}
 _BUILD = {"TACHIOM": 0.5, "xtr-warp-rs": None, "fast-plaid": 0.2}
-_BYTES = {  # with codes of as many bytes a token
+_BYTES = {  # with codes of as many bytes per token
     "generated": {"TACHIOM": "irkit plaid 2 bits", "xtr-warp-rs": _OURS, "fast-plaid": _OURS},
     "passages": {"xtr-warp-rs": _OURS, "fast-plaid": _OURS},
 }
 
 
 def bars(curves: Sequence[Row], builds: Sequence[Row]) -> list[Row]:
-    """Return a row for each thing that is wanted, by collection; what was not measured is left out."""
+    """Return a row per bar, by collection; bars without a measurement are left out."""
     rows = []
     for name, found in by_collection(curves):
         rows += bar_rows(name, _OURS, [*_quality(name, found), *_sizes(name, built_rows(builds, name))])
@@ -67,7 +67,7 @@ def _quality(name: str, rows: list[Row]) -> Iterator[Bar]:
 
 
 def _sizes(name: str, built: dict[str, Row]) -> Iterator[Bar]:
-    """Time of the build and bytes over those of the others."""
+    """Yield time of the build and bytes relative to the others."""
     for peer, share in _BUILD.items():
         if peer in built:
             times = built[_OURS]["build CPU s"] / built[peer]["build CPU s"]

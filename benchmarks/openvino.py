@@ -1,4 +1,4 @@
-"""Suite ``openvino``: texts a second, from strings to vectors, beside OpenVINO.
+"""Suite ``openvino``: texts per second, from strings to vectors, beside OpenVINO.
 
 All-MiniLM-L6-v2 encodes abstracts and queries on all cores. OpenVINO runs the same network with the mean
 and the norm of its vectors: in float32, in bfloat16 where the CPU has it, and in int8 by NNCF, which is

@@ -168,7 +168,7 @@ def vectors(count: int, seed: int, dim: int = DIM) -> Iterator[Any]:
 
 
 def tokens(count: int, seed: int) -> Iterator[Any]:
-    """Yield 32 token vectors a document."""
+    """Yield 32 token vectors per document."""
     rows = vectors(count * TOKENS, seed, TOKEN_DIM)
     for _ in range(count):
         yield np.stack([next(rows) for _ in range(TOKENS)])

@@ -72,7 +72,7 @@ class Server:
 def exchange(
     link: http.client.HTTPConnection, path: str, content: bytes | None, method: str | None = None
 ) -> tuple[int, bytes]:
-    """Send a request over a connection; status and body."""
+    """Send a request over a connection; return status and body."""
     headers = {"content-type": "application/json"} | KEY
     link.request(method or ("GET" if content is None else "POST"), path, content, headers)
     response = link.getresponse()

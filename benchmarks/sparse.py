@@ -1,4 +1,4 @@
-"""Suite ``sparse``: recall against queries a second of engines for sparse vectors, one query at a time.
+"""Suite ``sparse``: recall against queries per second of engines for sparse vectors, one query at a time.
 
 Peers are found in the folder that ``IRKIT_PEERS`` names::
 

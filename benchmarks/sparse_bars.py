@@ -1,4 +1,4 @@
-"""What the measurements of the suite ``sparse`` come to: ratios to the others, and what is wanted."""
+"""Compare the measurements of the suite ``sparse`` with other engines and with the bars."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _HOWS = {"": "one by one", "arrays": "from arrays", "together": "together"}
 
 
 def bars(curves: Sequence[Row], builds: Sequence[Row]) -> list[Row]:
-    """Return a row for each thing that is wanted, by collection; what was not measured is left out."""
+    """Return a row per bar, by collection; bars without a measurement are left out."""
     rows = []
     for name, found in by_collection(curves):
         bars = [*_speed(found), *_lexical(found), *_sizes(built_rows(builds, name))]
@@ -97,7 +97,7 @@ def _lexical(rows: list[Row]) -> Iterator[Bar]:
 
 
 def _sizes(built: dict[str, Row]) -> Iterator[Bar]:
-    """Time of the build and bytes over those of the peer."""
+    """Yield time of the build and bytes relative to the peer."""
     if "irkit" in built and _PEER in built:
         ours, theirs = built["irkit"], built[_PEER]
         for what, key in (("processor time of the build", "build CPU s"), ("bytes", "bytes/posting")):

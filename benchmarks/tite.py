@@ -1,4 +1,4 @@
-"""Suite ``tite``: texts a second of encoders that pool and of those that do not, as Table 4 of the paper.
+"""Suite ``tite``: texts per second of encoders that pool and of those that do not, as Table 4 of the paper.
 
 Encoders are of BERT-base's size and have random weights, tokens are random. How long texts are is what the
 passages and queries of TREC Deep Learning 2019 and 2021 are; as in any encoding of many texts, those of about

@@ -44,13 +44,13 @@ class Contender:
     """An encoder with the code and the kind of attention that runs it.
 
     Attributes:
-        model: What it is; all with this name have the same weights.
-        code: Whose.
-        attention: Which of its implementations.
-        prepare: Makes the input of ``encode`` of token ids.
-        encode: Gives all rows of all texts, ``(total, width)``.
-        batches: Which it is given, see `benchmarks.tite.batches`.
-        timed: Whether it is more than something to compare outputs with.
+        model: Name of the model; contenders of one name have the same weights.
+        code: Whose code runs it.
+        attention: Which implementation of attention it uses.
+        prepare: Function that makes the input of ``encode`` from token ids.
+        encode: Function that returns the rows of all texts, ``(total, width)``.
+        batches: Name of the batches that it gets, see `benchmarks.tite.batches`.
+        timed: Whether it is timed; if not, it only checks the outputs of others.
     """
 
     model: str

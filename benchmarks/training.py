@@ -1,4 +1,4 @@
-"""Suite ``training``: steps a second and memory of training, against the trainers of sentence-transformers.
+"""Suite ``training``: steps per second and memory of training, against the trainers of sentence-transformers.
 
 Both start from the same directories (all-MiniLM-L6-v2, alone or with a new head), take the same pairs of
 SciFact's training split in the same batches, cut to the same lengths, with AdamW, gradients clipped at 1, and
