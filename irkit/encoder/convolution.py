@@ -7,8 +7,9 @@ from torch import Tensor, nn
 
 from irkit.encoder.dropout import Dropout
 from irkit.encoder.encoder_config import Convolution, EncoderConfig
-from irkit.encoder.layers import Context, make_norm
+from irkit.encoder.layers import Context
 from irkit.encoder.linear import ACTIVATIONS
+from irkit.encoder.norms import make_norm
 
 
 class ConvolutionBlock(nn.Module):

@@ -30,7 +30,8 @@ from irkit.encoder.checkpoint_weights import (
 from irkit.encoder.convolution import ConvolutionBlock
 from irkit.encoder.encoder_config import Pooling
 from irkit.encoder.families import FAMILIES, encoder_config, family_of, schedule_settings
-from irkit.encoder.layers import Context, Embeddings, Layer, make_norm
+from irkit.encoder.layers import Context, Embeddings, Layer
+from irkit.encoder.norms import make_norm
 from irkit.errors import BadTypeError, ConfigError
 from irkit.utils.weights import read_weights, write_weights
 

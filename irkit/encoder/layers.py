@@ -15,35 +15,8 @@ from irkit.encoder.attention import Backend, PositionTerms, attend, leading
 from irkit.encoder.dropout import Dropout
 from irkit.encoder.encoder_config import Activation, EncoderConfig, LayerConfig, Pooling
 from irkit.encoder.linear import ACTIVATIONS, apply_linear, is_plain, linear, pack_
+from irkit.encoder.norms import add_norm, make_norm, plus
 from irkit.encoder.rotary import RotaryScaling, rotary_table, rotate
-
-
-def make_norm(config: EncoderConfig, size: int) -> nn.Module:
-    """Return a LayerNorm or an RMSNorm over ``size`` features, as configured."""
-    if config.norm == "rms":
-        return RMSNorm(size, config.norm_eps, config.norm_offset)
-    return nn.LayerNorm(size, eps=config.norm_eps, bias=config.norm_bias)
-
-
-class RMSNorm(nn.RMSNorm):
-    """Divides hidden states by their root mean square and multiplies by weights.
-
-    Args:
-        size: Number of features.
-        eps: Added to the mean square.
-        offset: Added to the weights, which are stored without it.
-    """
-
-    def __init__(self, size: int, eps: float, offset: float = 0.0) -> None:
-        super().__init__(size, eps=eps)
-        self.offset = offset
-        if offset:
-            nn.init.constant_(self.weight, 1 - offset)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise the last dimension of ``x``, in float32 and back."""
-        weight = self.weight.float() + self.offset if self.offset else self.weight
-        return F.rms_norm(x, self.normalized_shape, weight.to(x.dtype), self.eps)
 
 
 class Embeddings(nn.Module):
@@ -207,13 +180,13 @@ class Layer(nn.Module):
         x = F.pad(x, (0, self.added)) if self.added else x
         fresh = apply_linear(self.out, attended)
         fresh = self.attention_out_norm(fresh) if location == "both" else fresh
-        x = _plus(x, self.dropout(fresh))
         if location == "post":
-            x = self.attention_norm(x)
-        fresh = self._feed_forward(x if location == "post" else self.mlp_norm(x))
+            x = add_norm(x, self.dropout(fresh), self.attention_norm)[1]
+            return add_norm(x, self.dropout(self._feed_forward(x)), self.mlp_norm)[1]
+        x, normed = add_norm(x, self.dropout(fresh), self.mlp_norm, keep_sum=True)
+        fresh = self._feed_forward(normed)
         fresh = self.mlp_out_norm(fresh) if location == "both" else fresh
-        x = _plus(x, self.dropout(fresh))
-        return self.mlp_norm(x) if location == "post" else x
+        return plus(x, self.dropout(fresh))
 
     def _attend(self, queries: Tensor, keys: Tensor, query_context: Context, key_context: Context) -> Tensor:
         """Project hidden states to queries, keys and values, and compute attention.
@@ -321,17 +294,22 @@ class Layer(nn.Module):
 
     def quantize_(self) -> None:
         """Replace the linear maps by int8 ones, in place, for inference on the CPU."""
+        from irkit_kernels.int8_linear import ACTIVATIONS as int8_activations
         from irkit_kernels.int8_linear import Int8Linear
 
-        fused = self.config.activation == "gelu" and not self.config.gated
+        # the feed-forward block activates and multiplies the halves where the product is computed
+        activation, gated = self.config.activation, self.config.gated
+        fused = activation in int8_activations
         if fused:
             self.activation = None
+            if gated and self.config.gate_last:  # the first half is activated
+                self.up = _swap_halves(self.up)
+        self.up = Int8Linear(self.up, activation=activation if fused else "none", gated=fused and gated)
         apart = any(self.config.schedule)  # pooled queries are fewer rows than keys and values
         self.qkv = (
             nn.ModuleList(map(Int8Linear, _parts(self.qkv, self.widths))) if apart else Int8Linear(self.qkv)
         )
         self.out, self.down = Int8Linear(self.out), Int8Linear(self.down)
-        self.up = Int8Linear(self.up, activation="gelu" if fused else "none")
 
     def pack_(self) -> None:
         """Lay out weights for inference on the CPU, in place, except weights used in parts."""
@@ -343,7 +321,7 @@ class Layer(nn.Module):
             pack_(self.up)
 
     def _feed_forward(self, x: Tensor) -> Tensor:
-        if not self.config.gated:
+        if not self.config.gated or self.activation is None:
             return apply_linear(self.down, apply_linear(self.up, x, self.activation))
         return apply_linear(self.down, self._gated(x))
 
@@ -362,10 +340,13 @@ class Layer(nn.Module):
         return ACTIVATIONS[act](gate) * x if last else ACTIVATIONS[act](x) * gate
 
 
-def _plus(x: Tensor, fresh: Tensor) -> Tensor:
-    """Return ``x + fresh``; without gradients the sum overwrites ``fresh``."""
-    alone = torch.is_grad_enabled() or torch.compiler.is_compiling() or x.dtype != fresh.dtype
-    return x + fresh if alone else fresh.add_(x)
+def _swap_halves(linear: nn.Linear) -> nn.Linear:
+    """Return a linear map whose two halves of features are in the other order."""
+    swapped = nn.Linear(linear.in_features, linear.out_features, bias=linear.bias is not None, device="meta")
+    swapped.weight = nn.Parameter(torch.cat(linear.weight.chunk(2)[::-1]))
+    if linear.bias is not None:
+        swapped.bias = nn.Parameter(torch.cat(linear.bias.chunk(2)[::-1]))
+    return swapped
 
 
 def _parts(linear: nn.Linear, widths: Sequence[int]) -> Iterator[nn.Linear]:

@@ -72,12 +72,16 @@ def apply_linear(layer: nn.Module, x: Tensor, activation: Activation | None = No
 
 def is_plain(layer: nn.Module) -> TypeGuard[nn.Linear]:
     """Return True if calling the layer only multiplies by its weight: no hooks, no subclass."""
+    return type(layer) is nn.Linear and not is_hooked(layer)
+
+
+def is_hooked(layer: nn.Module) -> bool:
+    """Return True if calling the layer does more than its class says: hooks, or a ``forward`` of its own."""
     return (
-        type(layer) is nn.Linear
-        and "forward" not in layer.__dict__
-        and not (layer._forward_hooks or layer._forward_pre_hooks)
-        and not (layer._backward_hooks or layer._backward_pre_hooks)
-        and not _has_any_global_hook()  # type: ignore[no-untyped-call]
+        "forward" in layer.__dict__
+        or bool(layer._forward_hooks or layer._forward_pre_hooks)
+        or bool(layer._backward_hooks or layer._backward_pre_hooks)
+        or _has_any_global_hook()  # type: ignore[no-untyped-call]
     )
 
 

@@ -9,6 +9,7 @@ import math
 from typing import Literal
 
 import torch
+from irkit_kernels.rotary import fits_rotary, rotary
 from pydantic import Field
 from torch import Tensor
 
@@ -102,8 +103,8 @@ def rotate(x: Tensor, table: tuple[Tensor, Tensor], interleaved: bool) -> Tensor
 
     With ``interleaved`` a pair is two neighbouring numbers; otherwise it is a number of the first half of a
     head and the same number of the second half. Without gradients on a CPU, allocating memory would cost
-    as much as the rotation. So neighbouring pairs are then rotated in ``x`` itself, and halves of heads need
-    half the temporary tensors.
+    as much as the rotation. So neighbouring pairs are then rotated in ``x`` itself, and a kernel rotates
+    halves of heads in float32.
     """
     cos, sin = table
     in_place = x.is_cpu and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
@@ -118,11 +119,7 @@ def rotate(x: Tensor, table: tuple[Tensor, Tensor], interleaved: bool) -> Tensor
             part.copy_(wide)
         return x
     cos, sin = cos.to(x.dtype), sin.to(x.dtype)
+    if in_place and fits_rotary(x):
+        return rotary(x, cos, sin)
     a, b = x.chunk(2, dim=-1)
-    if in_place:
-        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        first, second = out.chunk(2, dim=-1)
-        torch.mul(a, cos, out=first).sub_(b * sin)
-        torch.mul(b, cos, out=second).add_(a * sin)
-        return out
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)

@@ -27,6 +27,7 @@ from .dense_scan.cpu_scan import write_scan
 from .dense_search.cpu_frame import Plan as DensePlan
 from .dense_search.cpu_search import write_search as write_dense_search
 from .dense_search.op import SHUFFLES
+from .int8_linear.cpu_tile import ACTIVATIONS as INT8_ACTIVATIONS
 from .int8_linear.cpu_tile import write_ir as write_int8_linear
 from .maxsim import cpu_tile as maxsim
 from .ragged_attention.cpu_backward import write_differentiate
@@ -39,6 +40,8 @@ from .residual_maxsim.cpu_probe import write_probe
 from .residual_maxsim.cpu_search import write_interaction, write_maxsim, write_table
 from .residual_maxsim.cpu_vectors import write_decode, write_encode
 from .residual_maxsim.reference import packed_width
+from .rotary.cpu_rotate import write_rotate
+from .row_norm.cpu_rows import write_norm
 from .sparse_search.cpu_approximate import write_approximate
 from .sparse_search.cpu_exact import write_exact
 from .sparse_search.cpu_few import write_few
@@ -69,8 +72,12 @@ def modules() -> Iterator[tuple[str, str]]:
     """Yield the name and the text of every module."""
     for lanes in _LANES:
         yield f"add_rows({lanes})", write_add_rows(lanes)
-    for gelu, vnni in product(_FLAGS, _FLAGS):
-        yield f"int8_linear(gelu={gelu}, vnni={vnni})", write_int8_linear(gelu, vnni)
+    for activation, gated, vnni in product(INT8_ACTIVATIONS, _FLAGS, _FLAGS):
+        named = f"int8_linear({activation}, gated={gated}, vnni={vnni})"
+        yield named, write_int8_linear(activation, gated, vnni)
+    for flags in product(_FLAGS, repeat=4):
+        yield "row_norm(rms={}, add={}, weight={}, bias={})".format(*flags), write_norm(*flags)
+    yield "rotary()", write_rotate()
     for bfloat16, transposed, rounds in product(_FLAGS, _FLAGS, _FLAGS):
         name = f"ragged_pool(bfloat16={bfloat16}, transposed={transposed}, rounds={rounds})"
         yield name, write_ragged_pool(bfloat16, transposed, rounds)

@@ -30,6 +30,8 @@ from irkit_kernels.residual_maxsim import (
     residual_maxsim,
     train_codebook,
 )
+from irkit_kernels.rotary import rotary
+from irkit_kernels.row_norm import row_norm
 from irkit_kernels.sparse_search import Effort, Searcher, Thresholds, build
 from irkit_kernels.splade_pool import splade_pool, splade_pool_sparse
 
@@ -118,8 +120,28 @@ def gradients_of_maxsim(q: Tensor, q_offsets: Tensor, d: Tensor, d_offsets: Tens
 @forked
 def test_int8_linear(m: int, k: int, n: int) -> None:
     check(pack_weight, random(n, k), random(n))
-    for activation in ("none", "gelu"):
+    for activation in ("none", "gelu", "silu"):
         check(int8_linear, random(m, k), pack_weight(random(n, k)), n, activation)
+    check(int8_linear, random(m, k), pack_weight(random(2 * n, k), gated=True), n, "gelu_tanh", True)
+
+
+@pytest.mark.parametrize("width", [1, 16, 63, 130])
+@forked
+def test_row_norm(width: int) -> None:
+    for rms in (False, True):
+        check(row_norm, random(3, width), random(width), random(width), eps=1e-6, rms=rms)
+        check(summed_norm, random(3, width), random(3, width), rms)
+    check(row_norm, random(3, 2, width), eps=1e-6)
+
+
+def summed_norm(x: Tensor, added: Tensor, rms: bool) -> Tensor:
+    return row_norm(x, eps=1e-6, rms=rms, added=added.clone(), keep_sum=True)
+
+
+@pytest.mark.parametrize("heads", [1, 3])
+@forked
+def test_rotary(heads: int) -> None:
+    check(rotary, random(5, heads, 64), random(5, 1, 32), random(5, 1, 32))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -8,7 +8,8 @@ from torch.nn import functional as F
 
 from irkit.core.ragged import Ragged
 from irkit.encoder import Encoder
-from irkit.encoder.layers import Embeddings, Layer, make_norm
+from irkit.encoder.layers import Embeddings, Layer
+from irkit.encoder.norms import make_norm
 from irkit.encoder.rotary import rotary_table, rotate
 from irkit.errors import BadValueError
 

@@ -14,7 +14,7 @@ from irkit.config import Config
 from irkit.core.ragged import Ragged
 from irkit.core.representation import Dense, MultiVector
 from irkit.encoder import Encoder
-from irkit.encoder.layers import make_norm
+from irkit.encoder.norms import make_norm
 from irkit.errors import BadValueError
 from irkit.heads import PooledHead
 from irkit.heads.masked_lm_parts import ACTIVATIONS

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .._jit import compile_ir, compiled_once, cpu_features
 from .._threads import share, threads_for
-from .cpu_tile import BLOCK, HEADER, LANES, PANEL, TILE_ROWS, write_ir
+from .cpu_tile import BLOCK, HEADER, LANES, PANEL, TILE_ROWS, panel_columns, write_ir
 
 __all__ = ["MAX_K", "has_vnni", "linear", "pack", "packed_shape"]
 
@@ -24,47 +24,57 @@ def has_vnni() -> bool:
     return "avx512vnni" in cpu_features()
 
 
-def packed_shape(n: int, k: int) -> tuple[int, int]:
-    """Return the shape of the packed weight of a layer from ``k`` to ``n`` features."""
-    return -(-n // PANEL), HEADER + PANEL * (-(-k // 4) * 4)
+def packed_shape(n: int, k: int, gated: bool = False) -> tuple[int, int]:
+    """Return the shape of the packed weight of a layer from ``k`` to ``n`` features, see `pack`."""
+    return -(-n // panel_columns(gated)), HEADER + PANEL * (-(-k // 4) * 4)
 
 
-def pack(weight: np.ndarray, scale: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
+def pack(weight: np.ndarray, scale: np.ndarray, bias: np.ndarray | None, gated: bool = False) -> np.ndarray:
     """Pack int8 ``weight (n, k)``, float32 ``scale (n,)`` and ``bias (n,)`` in the order that tiles read.
 
+    A ``gated`` layer has twice as many rows, ``(2 n, k)``: activated features, then gates. A panel holds 32
+    of each then.
+
     Returns:
-        uint8 of `packed_shape`. Each row is a panel of 64 output features: their sums of weights, scales and
-        biases, then their weights as ``[k / 4][64 features][4 along k]``.
+        uint8 of `packed_shape`. Each row is a panel of 64 features: their sums of weights, scales and biases,
+        then their weights as ``[k / 4][64 features][4 along k]``.
     """
-    n, k = weight.shape
-    panels, steps = -(-n // PANEL), -(-k // 4)
-    padded = np.zeros((panels * PANEL, 4 * steps), np.int8)
-    padded[:n, :k] = weight
+    parts, width = (2, PANEL // 2) if gated else (1, PANEL)
+    n, k = len(weight) // parts, weight.shape[1]
+    panels, steps = -(-n // width), -(-k // 4)
+
+    def in_panels(rows: np.ndarray, columns: int, dtype: type) -> np.ndarray:
+        padded = np.zeros((parts, panels * width, columns), dtype)
+        padded[:, :n, : rows.shape[1]] = rows.reshape(parts, n, -1)
+        return padded.reshape(parts, panels, width, columns).swapaxes(0, 1).reshape(-1, columns)
+
+    padded = in_panels(weight, 4 * steps, np.int8)
     header = np.zeros((3, panels * PANEL), np.int32)
     header[0] = padded.sum(1, dtype=np.int32)
-    header[1, :n] = scale.astype(np.float32).view(np.int32)
-    if bias is not None:
-        header[2, :n] = bias.astype(np.float32).view(np.int32)
+    for row, numbers in ((1, scale), (2, bias)):
+        if numbers is not None:
+            header[row] = in_panels(numbers.astype(np.float32)[:, None], 1, np.float32)[:, 0].view(np.int32)
     heads = header.reshape(3, panels, PANEL).swapaxes(0, 1).reshape(panels, -1)
     body = padded.reshape(panels, PANEL, steps, 4).swapaxes(1, 2).reshape(panels, -1)
     return np.concatenate([heads.view(np.uint8), body.view(np.uint8)], axis=1)
 
 
-def linear(x: Tensor, packed: Tensor, out: Tensor, *, gelu: bool) -> None:
+def linear(x: Tensor, packed: Tensor, out: Tensor, activation: str, gated: bool) -> None:
     """Compute ``out (m, n)`` from ``x (m, k)``, both contiguous float32."""
     (m, k), n = x.shape, out.shape[1]
-    kernel = _compiled(gelu, has_vnni())
+    kernel = _compiled(activation, gated, has_vnni())
     scratch_size = BLOCK * (-(-k // LANES) * LANES + 8)
+    work = m * k * (2 * n if gated else n)
 
     def run(start: int, stop: int) -> None:
         scratch = torch.empty(scratch_size, dtype=torch.uint8, device="cpu")
         rows, results = x.data_ptr() + 4 * k * start, out.data_ptr() + 4 * n * start
         kernel(rows, packed.data_ptr(), results, scratch.data_ptr(), stop - start, k, n)
 
-    share(run, m, threads_for(m * k * n, _MIN_WORK), parts=1, multiple=TILE_ROWS)
+    share(run, m, threads_for(work, _MIN_WORK), parts=1, multiple=TILE_ROWS)
 
 
 @compiled_once
-def _compiled(gelu: bool, vnni: bool) -> Callable[..., None]:
+def _compiled(activation: str, gated: bool, vnni: bool) -> Callable[..., None]:
     pointers, numbers = [ctypes.c_void_p] * 4, [ctypes.c_int64] * 3
-    return compile_ir(write_ir(gelu, vnni), "int8_linear", [*pointers, *numbers])
+    return compile_ir(write_ir(activation, gated, vnni), "int8_linear", [*pointers, *numbers])

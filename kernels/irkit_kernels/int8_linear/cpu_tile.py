@@ -4,19 +4,31 @@ The ``write_*`` functions generate LLVM IR: what a docstring says is computed, t
 
 A block of rows of ``x`` is quantised into the cache. It is multiplied, one panel of 64 output features after
 the other, in tiles of 6 rows x 64 features. The 24 accumulators of a tile stay in registers; they are scaled,
-bias and GELU are applied, and only then are they stored. A CPU without the dot product instruction of
-AVX512-VNNI runs the same code with ordinary multiplications: the same numbers, much slower. README.md has the
-maths.
+bias and activation are applied, and only then are they stored. A gated layer has in each panel 32 features
+that are activated and the 32 that multiply them, so only the 32 products are stored. A CPU without the dot
+product instruction of AVX512-VNNI runs the same code with ordinary multiplications: the same numbers, much
+slower. README.md has the maths.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 from .._simd import dot_bytes
 from .._typed import Array, Function, Value, module, vector
 
-__all__ = ["BLOCK", "HEADER", "LANES", "PANEL", "TILE_ROWS", "write_ir"]
+__all__ = [
+    "ACTIVATIONS",
+    "BLOCK",
+    "HEADER",
+    "LANES",
+    "PANEL",
+    "TILE_ROWS",
+    "panel_columns",
+    "write_ir",
+]
 
 LANES = 16
 TILE_ROWS = 6
@@ -44,18 +56,34 @@ _GELU = (
     3.900591874e-11,
 )
 
+_EXP_EDGE = 87.0  # beyond it exp overflows or vanishes in float32
+# 2^x for |x| <= 1/2, with a relative error of at most 7.5e-08
+_EXP2 = (
+    1.000000072e00,
+    6.931469670e-01,
+    2.402211973e-01,
+    5.550713317e-02,
+    9.675541221e-03,
+    1.327645784e-03,
+)
 
-def write_ir(gelu: bool, vnni: bool) -> str:
+
+def write_ir(activation: str, gated: bool, vnni: bool) -> str:
     """Return the LLVM IR module of ``int8_linear(x, packed, out, scratch, m, k, n)``.
 
-    ``scratch`` holds the quantised values of a block, ``ceil(k / 16) * 16`` bytes per row; then the scales of
-    all rows, then their zero points.
+    ``n`` counts the features of ``out``. ``scratch`` holds the quantised values of a block,
+    ``ceil(k / 16) * 16`` bytes per row; then the scales of all rows, then their zero points.
     """
-    return module(_quantize(), _tile(gelu, vnni), _linear())
+    return module(_quantize(), _tile(activation, gated, vnni), _linear(panel_columns(gated)))
 
 
-def _linear() -> Function:
-    """Quantise each block of rows, then multiply it with all panels."""
+def panel_columns(gated: bool) -> int:
+    """Return how many features of the output a panel gives."""
+    return PANEL // 2 if gated else PANEL
+
+
+def _linear(step: int) -> Function:
+    """Quantise each block of rows, then multiply it with all panels, which give ``step`` features each."""
     pointers = {"x": "float*", "packed": "u8*", "out": "float*", "scratch": "u8*"}
     f = Function("int8_linear", public=True, align=1, **pointers, **dict.fromkeys("mkn", "i64"))
     x, packed, out, scratch, m, k, n = f.parameters
@@ -70,8 +98,8 @@ def _linear() -> Function:
         with f.range(0, rows) as loop:
             row_x, q = block_x.at(loop.i * k), scratch.at(loop.i * width)
             f.call("quantize", row_x, k, q, scales.at(loop.i), zeros.at(loop.i))
-        with f.range(0, n, PANEL) as panels:
-            weights = packed.at(panels.i.cast("u64") // PANEL * panel_size)
+        with f.range(0, n, step) as panels:
+            weights = packed.at(panels.i.cast("u64") // step * panel_size)
             columns = n - panels.i
             with f.range(0, rows, TILE_ROWS) as tiles:
                 q, tile_rows = scratch.at(tiles.i * width), rows - tiles.i
@@ -130,7 +158,7 @@ def _load_row(f: Function, x: Array, k: Value, i: Value, vectors: int) -> list[V
     return [f.masked_load(start, _columns_below(f, 0, k - i), align=4)]
 
 
-def _tile(gelu: bool, vnni: bool) -> Function:
+def _tile(activation: str, gated: bool, vnni: bool) -> Function:
     """Multiply 6 rows of ``q`` with one panel, and store ``rows`` rows and ``columns`` columns.
 
     The remaining rows and columns of the tile lie beyond the end of ``out``.
@@ -156,18 +184,24 @@ def _tile(gelu: bool, vnni: bool) -> Function:
     w_sums = [panel.cast("i32", 1).vectors(LANES)[LANES * j] for j in vectors]
     floats = panel.cast("float", 1).vectors(LANES)
     w_scales, biases = ([floats[start + LANES * j] for j in vectors] for start in (PANEL, 2 * PANEL))
-    masks = [_columns_below(f, LANES * j, columns) for j in vectors]
+    outputs = range(panel_columns(gated) // LANES)
+    masks = [_columns_below(f, LANES * j, columns) for j in outputs]
 
-    # zero points, scales, bias and GELU
+    # zero points, scales, bias, activation and gate
     for row in range(TILE_ROWS):
         with f.when(rows > row):
             scale, zero = scales[row].broadcast(LANES), zeros[row].broadcast(LANES)
             target = out.cast("float", 1, 1).at(n * (4 * row)).cast("float", 1)
-            for j in vectors:
-                total = loop.sums[row * TILE_VECTORS + j] - zero * w_sums[j]
+
+            def result(j: int, sums: list[Value], scale: Value = scale, zero: Value = zero) -> Value:
+                total = sums[j] - zero * w_sums[j]
                 factor = scale * w_scales[j]
-                y = f.fmuladd(total.to("float"), factor, biases[j])
-                y = _gelu(f, y) if gelu else y
+                return f.fmuladd(total.to("float"), factor, biases[j])
+
+            for j in outputs:
+                sums = loop.sums[row * TILE_VECTORS :]
+                y = ACTIVATIONS[activation](f, result(j, sums))
+                y = y * result(j + len(outputs), sums) if gated else y
                 f.masked_store(target.at(LANES * j), y, masks[j], align=4)
     return f
 
@@ -184,6 +218,40 @@ def _gelu(f: Function, x: Value) -> Value:
     for coefficient in rest:
         p = f.fmuladd(p, t, coefficient)
     return x * f.fmuladd(p, inside, constant(0.5))
+
+
+def _silu(f: Function, x: Value) -> Value:
+    """Compute SiLU, ``x / (1 + exp(-x))``."""
+    return _weighted(f, x, x)
+
+
+def _gelu_tanh(f: Function, x: Value) -> Value:
+    """Compute the GELU with tanh: ``x / (1 + exp(-2 z))`` of ``z = sqrt(2 / pi) (x + 0.044715 x^3)``."""
+    twice = 2 * (2 / math.pi) ** 0.5
+    cubic, linear = (f.constant(_FLOATS, twice * factor) for factor in (0.044715, 1))
+    return _weighted(f, x, x * f.fmuladd(x * x, cubic, linear))
+
+
+def _weighted(f: Function, x: Value, z: Value) -> Value:
+    """Compute ``x / (1 + exp(-z))``; the exponential is ``2^whole * 2^part``, the latter a polynomial."""
+    inside = f.maximum(f.minimum(z, _EXP_EDGE), -_EXP_EDGE)
+    power = inside * -math.log2(math.e)
+    rounded = power + _ROUND
+    part = power - (rounded - _ROUND)
+    p, *rest = (f.constant(_FLOATS, value) for value in reversed(_EXP2))
+    for coefficient in rest:
+        p = f.fmuladd(p, part, coefficient)
+    whole = (rounded.cast(_INTS) - (_ROUND_BITS - 127)) << 23
+    weighted = x / f.fmuladd(p, whole.cast(_FLOATS), f.constant(_FLOATS, 1))
+    return f.where(z < -_EXP_EDGE, 0, weighted)
+
+
+ACTIVATIONS: dict[str, Callable[[Function, Value], Value]] = {
+    "none": lambda f, x: x,
+    "gelu": _gelu,
+    "gelu_tanh": _gelu_tanh,
+    "silu": _silu,
+}
 
 
 def _columns_below(f: Function, first: int, end: Value) -> Value:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .reference import quantize_weight
+from .reference import ACTIVATIONS, quantize_weight
 
-__all__ = ["Int8Linear", "has_fast_int8", "int8_linear", "pack_weight"]
-
-_ACTIVATIONS = ("none", "gelu")
+__all__ = ["ACTIVATIONS", "Int8Linear", "has_fast_int8", "int8_linear", "pack_weight"]
 
 
 def has_fast_int8() -> bool:
@@ -19,12 +17,13 @@ def has_fast_int8() -> bool:
     return has_vnni()
 
 
-def pack_weight(weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def pack_weight(weight: Tensor, bias: Tensor | None = None, gated: bool = False) -> Tensor:
     """Quantise the weight of a linear layer, one scale per output feature, and pack it for `int8_linear`.
 
     Args:
         weight: ``(n, k)`` floating point, like the weight of `torch.nn.Linear`.
         bias: ``(n,)``, stored as float32.
+        gated: Whether the first half of the features is activated, and multiplied by the second half.
 
     Returns:
         An opaque uint8 tensor of about ``n * k`` bytes.
@@ -47,12 +46,18 @@ def pack_weight(weight: Tensor, bias: Tensor | None = None) -> Tensor:
             )
     if not weight.isfinite().all() or not (bias is None or bias.isfinite().all()):
         raise ValueError("pack_weight: the weight or the bias holds NaN or infinity")
+    if gated and len(weight) % 2:
+        raise ValueError(f"pack_weight: got {len(weight)} features, expected an even number for gated=True")
     q, scale = quantize_weight(weight)
-    return torch.from_numpy(pack(q.numpy(), scale.numpy(), None if bias is None else bias.numpy()))
+    return torch.from_numpy(pack(q.numpy(), scale.numpy(), None if bias is None else bias.numpy(), gated))
 
 
-def int8_linear(x: Tensor, packed: Tensor, out_features: int, activation: str = "none") -> Tensor:
+def int8_linear(
+    x: Tensor, packed: Tensor, out_features: int, activation: str = "none", gated: bool = False
+) -> Tensor:
     """Compute ``activation(x @ weight.T + bias)`` with each row of x rounded to 8 bits, and sums in int32.
+
+    A ``gated`` layer computes ``2 n`` features, and returns the first n activated times the last n.
 
     The result of a row depends on this row alone. It is NaN if the row holds NaN or infinity, or if the
     difference of its largest and smallest numbers overflows float32. A row whose difference is below 1e-30
@@ -60,9 +65,11 @@ def int8_linear(x: Tensor, packed: Tensor, out_features: int, activation: str = 
 
     Args:
         x: ``(..., k)`` float32.
-        packed: What `pack_weight` made of a weight ``(n, k)`` and a bias.
+        packed: What `pack_weight` made of a weight ``(n, k)``, or ``(2 n, k)`` if gated, and a bias.
         out_features: n.
-        activation: none, or gelu (the one with erf, to an error of 3e-5 + 4e-7 * abs(y)).
+        activation: none, gelu (the one with erf, to an error of 3e-5 + 4e-7 * abs(y)), gelu_tanh or silu
+            (both to an error of 2e-6 * (1 + abs(y))).
+        gated: As for `pack_weight`.
 
     Returns:
         ``(..., n)`` float32.
@@ -80,44 +87,49 @@ def int8_linear(x: Tensor, packed: Tensor, out_features: int, activation: str = 
     if torch.is_grad_enabled() and x.requires_grad:
         raise RuntimeError("int8_linear: has no gradient; call it under torch.no_grad() or inference_mode()")
     if torch.compiler.is_compiling():
-        return torch.ops.irkit.int8_linear(x, packed, out_features, activation)
-    return _cpu(x, packed, out_features, activation)  # 10 us less than through torch's dispatcher
+        return torch.ops.irkit.int8_linear(x, packed, out_features, activation, gated)
+    return _cpu(x, packed, out_features, activation, gated)  # 10 us less than through torch's dispatcher
 
 
-def _cpu(x: Tensor, packed: Tensor, out_features: int, activation: str = "none") -> Tensor:
+def _cpu(
+    x: Tensor, packed: Tensor, out_features: int, activation: str = "none", gated: bool = False
+) -> Tensor:
     from .cpu_kernel import linear, packed_shape
 
     if x.dtype != torch.float32 or packed.dtype != torch.uint8:
         raise TypeError(f"int8_linear: got x {x.dtype}, packed {packed.dtype}; expected float32 and uint8")
     if not (x.is_cpu and packed.is_cpu):
         raise ValueError(f"int8_linear: runs on the CPU, got x on {x.device} and packed on {packed.device}")
-    if x.dim() == 0 or tuple(packed.shape) != packed_shape(out_features, x.shape[-1]):
+    if x.dim() == 0 or tuple(packed.shape) != packed_shape(out_features, x.shape[-1], gated):
         raise ValueError(
             f"int8_linear: x {tuple(x.shape)} and out_features {out_features} do not fit the packed weight "
             f"{tuple(packed.shape)}; pass x (..., k) and the n of the weight (n, k) that was packed"
         )
-    if activation not in _ACTIVATIONS:
-        raise ValueError(f"int8_linear: activation {activation!r} is unknown; expected one of {_ACTIVATIONS}")
+    if activation not in ACTIVATIONS:
+        raise ValueError(
+            f"int8_linear: activation {activation!r} is unknown; expected one of {(*ACTIVATIONS,)}"
+        )
     rows = x.reshape(-1, x.shape[-1]).contiguous()
     out = x.new_empty(len(rows), out_features)
-    linear(rows, packed.contiguous(), out, gelu=activation == "gelu")
+    linear(rows, packed.contiguous(), out, activation, gated)
     return out.view(*x.shape[:-1], out_features)
 
 
 # What torch.library.custom_op does, without its import of torch._dynamo, 2 s, at the first call.
 torch.library.define(
-    "irkit::int8_linear", "(Tensor x, Tensor packed, int out_features, str activation='none') -> Tensor"
+    "irkit::int8_linear",
+    "(Tensor x, Tensor packed, int out_features, str activation='none', bool gated=False) -> Tensor",
 )
 torch.library.impl("irkit::int8_linear", "cpu", _cpu)
 
 
 @torch.library.register_fake("irkit::int8_linear")  # type: ignore[untyped-decorator]
-def _(x: Tensor, packed: Tensor, out_features: int, activation: str = "none") -> Tensor:
+def _(x: Tensor, packed: Tensor, out_features: int, activation: str = "none", gated: bool = False) -> Tensor:
     return x.new_empty(*x.shape[:-1], out_features)
 
 
 class Int8Linear(nn.Module):
-    """`torch.nn.Linear` for inference in int8, optionally followed by GELU.
+    """`torch.nn.Linear` for inference in int8, optionally followed by an activation and a gate.
 
     Examples:
         >>> layer = Int8Linear(nn.Linear(8, 3), activation="gelu")
@@ -127,19 +139,17 @@ class Int8Linear(nn.Module):
 
     packed: Tensor
 
-    def __init__(self, linear: nn.Linear, *, activation: str = "none") -> None:
+    def __init__(self, linear: nn.Linear, *, activation: str = "none", gated: bool = False) -> None:
         super().__init__()
-        self.in_features, self.out_features, self.activation = (
-            linear.in_features,
-            linear.out_features,
-            activation,
-        )
-        self.register_buffer("packed", pack_weight(linear.weight, linear.bias))
+        self.in_features, self.out_features = linear.in_features, linear.out_features // (2 if gated else 1)
+        self.activation, self.gated = activation, gated
+        self.register_buffer("packed", pack_weight(linear.weight, linear.bias, gated))
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``(..., in_features)`` to ``(..., out_features)``, both float32."""
-        return int8_linear(x, self.packed, self.out_features, self.activation)
+        return int8_linear(x, self.packed, self.out_features, self.activation, self.gated)
 
     def extra_repr(self) -> str:
         """Return the arguments that ``print`` displays."""
-        return f"{self.in_features}, {self.out_features}, activation={self.activation!r}"
+        gated = ", gated=True" if self.gated else ""
+        return f"{self.in_features}, {self.out_features}, activation={self.activation!r}{gated}"

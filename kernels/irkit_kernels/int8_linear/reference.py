@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = ["int8_linear_reference", "quantize_rows", "quantize_weight"]
+__all__ = ["ACTIVATIONS", "int8_linear_reference", "quantize_rows", "quantize_weight"]
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "none": lambda y: y,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "silu": F.silu,
+}
 
 
 def quantize_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -37,7 +47,12 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def int8_linear_reference(
-    x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None, activation: str = "none"
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    bias: Tensor | None = None,
+    activation: str = "none",
+    gated: bool = False,
 ) -> Tensor:
     """Compute ``activation(x' @ (scale * weight).T + bias)`` in float64, x' being x after `quantize_rows`.
 
@@ -46,13 +61,17 @@ def int8_linear_reference(
         weight: ``(n, k)`` int8.
         scale: ``(n,)`` float32.
         bias: ``(n,)``.
-        activation: none or gelu (the exact one, with erf).
+        activation: none, gelu (the exact one, with erf), gelu_tanh or silu.
+        gated: Whether the second half of the features multiplies the first, which is activated.
 
     Returns:
-        ``(m, n)`` float64. The sums over k are exact, because they are sums of integers below 2^53.
+        ``(m, n)`` float64, or ``(m, n / 2)`` if gated.
+        The sums over k are exact, because they are sums of integers below 2^53.
     """
     q, row_scale, zero = quantize_rows(x)
     sums = (q.double() - zero.double()[:, None]) @ weight.double().T
     y = sums * row_scale.double()[:, None] * scale.double()
     y = y if bias is None else y + bias.double()
-    return F.gelu(y) if activation == "gelu" else y
+    y, gate = y.chunk(2, 1) if gated else (y, None)
+    y = ACTIVATIONS[activation](y)
+    return y if gate is None else y * gate

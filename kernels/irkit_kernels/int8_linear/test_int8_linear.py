@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from irkit_kernels._jit import Target, compiling_for, cpu_features
-from irkit_kernels.int8_linear import Int8Linear, has_fast_int8, int8_linear, pack_weight
+from irkit_kernels.int8_linear import ACTIVATIONS, Int8Linear, has_fast_int8, int8_linear, pack_weight
 from irkit_kernels.int8_linear import cpu_kernel as cpu
 from irkit_kernels.int8_linear.reference import int8_linear_reference, quantize_rows, quantize_weight
 
@@ -76,6 +76,20 @@ def test_against_the_definition(size, with_bias, magnitude):
     assert ((curved - F.gelu(y.double())).abs() <= 3e-5 + 4e-7 * y.abs()).all()  # as documented
 
 
+@settings(max_examples=40, deadline=None)
+@given(sizes, st.booleans(), st.sampled_from(list(ACTIVATIONS)), st.floats(-3, 3))
+def test_gates_against_the_definition(size, with_bias, activation, magnitude):
+    m, k, n, seed = size
+    x = random(m, k, seed=seed) * 10.0**magnitude
+    weight, bias = random(2 * n, k, seed=seed + 2), random(2 * n, seed=seed + 3) if with_bias else None
+    y = int8_linear(x, pack_weight(weight, bias, gated=True), n, activation, gated=True)
+    active, gate = int8_linear(x, pack_weight(weight, bias), 2 * n).double().chunk(2, 1)
+    error = 3e-5 + 1e-6 * active.abs()
+    assert ((y - ACTIVATIONS[activation](active) * gate).abs() <= error * gate.abs() + 1e-30).all()
+    expected = int8_linear_reference(x, *quantize_weight(weight), bias, activation, gated=True)
+    assert (y - expected).abs().max() <= 1e-4 * expected.abs().max() + 1e-30 if y.numel() else True
+
+
 @settings(max_examples=30, deadline=None)
 @given(sizes)
 def test_rounding_error_is_bounded(size):
@@ -94,6 +108,15 @@ def test_gelu_on_a_dense_grid():
     packed = pack_weight(torch.zeros(len(x), 1), x)  # the bias alone, which is exact
     y = int8_linear(torch.zeros(1, 1), packed, len(x), "gelu")[0]
     assert (y - F.gelu(x.double())).abs().max() < 3e-5
+
+
+@pytest.mark.parametrize("activation", ["gelu_tanh", "silu"])
+def test_activations_on_a_dense_grid(activation):
+    x = torch.cat([torch.linspace(-12, 12, 96001), torch.tensor([-1e38, -1e4, -88, -87, 87, 88, 1e4, 1e38])])
+    packed = pack_weight(torch.zeros(len(x), 1), x)
+    y = int8_linear(torch.zeros(1, 1), packed, len(x), activation)[0]
+    expected = ACTIVATIONS[activation](x.double())
+    assert ((y - expected).abs() <= 2e-6 * (1 + expected.abs())).all()
 
 
 def test_rows_do_not_depend_on_each_other():
@@ -177,6 +200,8 @@ def test_any_leading_shape_and_stride():
 def test_opcheck_and_compile():
     x, packed = random(7, 30, seed=0), pack_weight(random(10, 30, seed=1))
     torch.library.opcheck(torch.ops.irkit.int8_linear.default, (x, packed, 10, "gelu"))
+    halves = pack_weight(random(10, 30, seed=1), gated=True)
+    torch.library.opcheck(torch.ops.irkit.int8_linear.default, (x, halves, 5, "silu", True))
     compiled = torch.compile(
         lambda x: int8_linear(x + 1, packed, 10), backend="aot_eager", fullgraph=True, dynamic=True
     )
@@ -213,6 +238,10 @@ def test_errors():
         int8_linear(x.to("meta"), packed, 5)
     with pytest.raises(ValueError, match="'tanh' is unknown"):
         int8_linear(x, packed, 5, "tanh")
+    with pytest.raises(ValueError, match="got 5 features, expected an even number"):
+        pack_weight(torch.randn(5, 8), gated=True)
+    with pytest.raises(ValueError, match="do not fit"):
+        int8_linear(x, pack_weight(torch.randn(100, 8)), 100, gated=True)
     with pytest.raises(RuntimeError, match="no gradient"):
         int8_linear(x.requires_grad_(), packed, 5)
     for shape in [(8,), (0, 8), (5, 0), (1, cpu.MAX_K + 1)]:
