@@ -65,6 +65,9 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "deberta-v2": lambda: transformers.DebertaV2Config(
         **SIZES, relative_attention=True, share_att_key=True, pos_att_type="c2p|p2c"
     ),
+    "deberta-projected": lambda: transformers.DebertaV2Config(
+        **SIZES, relative_attention=True, share_att_key=True, pos_att_type="c2p|p2c", embedding_size=32
+    ),
     "bert-mish": lambda: transformers.BertConfig(**SIZES, hidden_act="mish"),  # from here: in transformers
     "albert": lambda: transformers.AlbertConfig(**SIZES, embedding_size=32),
     "electra": lambda: transformers.ElectraConfig(**SIZES, embedding_size=32),

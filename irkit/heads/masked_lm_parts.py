@@ -175,8 +175,9 @@ def load_parts(encoder: AnyEncoder, source: str) -> HeadParts:
 
 def layers_of(described: MaskedLM, encoder: AnyEncoder) -> list[nn.Module]:
     """Make the modules before the matrix of the head ``described``, with random weights."""
-    hidden_size, eps = encoder.hidden_size, described.norm_eps
-    return transform_layers(hidden_size, described.activation, eps, parameters=described.names)
+    width = encoder.word_embeddings.shape[1]  # less than the hidden size where embeddings are projected
+    shape = encoder.hidden_size, described.activation, described.norm_eps, width
+    return transform_layers(*shape, parameters=described.names)
 
 
 def describe_layers(layers: nn.ModuleList) -> dict[str, Any]:
