@@ -46,6 +46,7 @@ def reshard(path: str | Path, shards: int, *, progress: StageProgress | None = N
             f"resharding {path}: its documents are in windows, which are stored in one directory; build the "
             "index again without windows to divide it"
         )
+    # a killed call resumes only if the index is the same
     stores = old.parts if isinstance(old, ShardedStore) else [old]
     state = 0
     for store in (old, *old.parts):
@@ -58,12 +59,14 @@ def reshard(path: str | Path, shards: int, *, progress: StageProgress | None = N
         with new.update():
             new.meta.update({"model": old.meta["model"], "documents": len(rows)})
             Vocabulary(new).copy(old)
+        # copy the rows of each shard
         owners = np.concatenate(
             [shard_of(documents.ids(part), shards) for part in np.array_split(rows, len(rows) // 65536 + 1)]
         )
         for number, part in enumerate(new.parts):
             own = np.flatnonzero(owners == number)
             _fill(part, [index, documents], rows[own], own, progress, len(rows))
+        # what the manifest says of the index and of its heads
         with new.update():
             about, *heads = [_kept(record, len(rows)) for record in index_records(old).values()]
             names = old.meta["index"].get("parts", {})
