@@ -74,7 +74,7 @@ def _schema(arrow: Any, contents: Contents, struct: dict[str, bool]) -> Any:
 
 
 def _values(value: Any, in_lists: bool) -> Any:
-    """Return the value of a column: in a list if the column is one of lists; null is left out of lists."""
+    """Return a value as its column has it: in a column of lists as a list, from which null is left out."""
     if not in_lists or value is None:
         return value
     return [item for item in (value if isinstance(value, list) else [value]) if item is not None]

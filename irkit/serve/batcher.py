@@ -133,7 +133,7 @@ class Batcher:
         return batch
 
     def _outcomes(self, key: Hashable, values: list[Any]) -> list[Any]:
-        """Return results, or the error of each item that cannot be worked on."""
+        """Return the result of each item, or its error; if a batch fails, each item runs alone."""
         try:
             return list(self._run(key, values))
         except Exception as error:

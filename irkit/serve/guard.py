@@ -29,7 +29,7 @@ _ID = re.compile(rb"[\w.:-]{1,64}")
 
 
 class Guard:
-    """Takes a request, or turns it away with the answer why.
+    """Accepts a request, or refuses it with an answer that says why.
 
     It reads the whole body first, within limits of size and time, so that a slow client holds nothing but
     its bytes. The bytes of all large bodies together have a limit, too.

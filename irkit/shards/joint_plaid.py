@@ -177,7 +177,7 @@ def search_jointly(index: Any, queries: Representation, k: int, masks: Sequence[
 
 
 def _budget(index: Any, k: int, shares: Sequence[Share], allowed: Sequence[Array]) -> SearchBudget:
-    """Return the budget of one index, in which rows with lists come first."""
+    """Return the budget that one index of all rows would have; its rows with lists come first."""
     listed = [mask[: share.arrays.listed] for mask, share in zip(allowed, shares, strict=True)]
     others = [mask[share.arrays.listed :] for mask, share in zip(allowed, shares, strict=True)]
     order = np.concatenate(listed + others)

@@ -39,10 +39,10 @@ def check_segment(segment: Mapping[str, Array], n_lists: int, width: int, euclid
     Codes, factors and row numbers are not checked, because a search stays within its memory with any.
 
     Args:
-        segment: By name, as `arrange` returns them.
+        segment: Arrays by name, as `arrange` returns them.
         n_lists: Number of lists.
         width: Dimensions of rotated vectors.
-        euclidean: Biases are needed.
+        euclidean: Whether the metric is euclidean, which needs biases.
 
     Raises:
         ValueError: An array is missing, or has another dtype or shape, or lists end beyond their array.
