@@ -76,6 +76,7 @@ SETTINGS: dict[str, list[Backend]] = {
         Backend({"kind": "dense", "keep": keep, "metric": metric}, "dense", False, lossy)
         for keep, metric, lossy in (
             ("none", "cosine", True),
+            ("none", "euclidean", True),
             ("float16", "cosine", True),
             ("int8", "euclidean", True),
             ("float32", "euclidean", False),

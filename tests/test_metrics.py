@@ -84,16 +84,32 @@ def test_vectors_of_any_size_are_normalised() -> None:
     assert unit(tokens) is tokens
 
 
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ({"kind": "dense", "metric": "l2"}, "metric.*'inner_product', 'cosine' or 'euclidean'"),
-        ({"kind": "dense", "keep": "none", "metric": "euclidean"}, "there are no vectors to measure"),
-    ],
-)
-def test_metrics_that_do_not_exist(config: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_a_metric_that_does_not_exist(tmp_path: Path) -> None:
+    message = "metric.*'inner_product', 'cosine' or 'euclidean'"
     with Store.build(tmp_path / "index") as store, pytest.raises(ConfigError, match=message):
-        create_index(store, config)
+        create_index(store, {"kind": "dense", "metric": "l2"})
+
+
+@pytest.mark.parametrize("bits", [2, 4])
+def test_distances_to_vectors_that_codes_stand_for(bits: int, tmp_path: Path) -> None:
+    documents, queries = vectors(ROWS, 1), vectors(20, 2)
+    with use_limits(Limits(dense_scan=20, dense_scan_per_hit=1)):
+        with Store.build(tmp_path / "index") as store:
+            index = create_index(
+                store, {"kind": "dense", "keep": "none", "bits": bits, "metric": "euclidean"}
+            )
+            index.add(Dense(documents))
+            index.finish()
+            store.publish()
+        index = open_index(Store.open(tmp_path / "index"))
+        kept = index.representations(np.arange(ROWS))
+        assert isinstance(kept, Dense)
+        hits, truth = index.search(Dense(queries), 10), definition("euclidean", queries, kept.values)
+    best = -np.sort(-truth, axis=1)[:, :10]
+    np.testing.assert_allclose(hits.scores, np.take_along_axis(truth, hits.rows, 1), rtol=0, atol=1e-3)
+    assert (np.abs(hits.scores - best) < 1e-3).mean() >= 0.95
+    given = definition("euclidean", queries, documents)
+    assert np.abs(truth - given).mean() < 0.1 * np.abs(given).mean()
 
 
 @pytest.mark.parametrize("metric", ["cosine", "euclidean"])

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -65,6 +65,8 @@ class CodedLists(StoredRows):
     """
 
     config: DenseConfig | MuveraConfig
+    scores_codes: ClassVar = False
+    """Whether documents are the vectors that codes stand for, and no others are stored."""
 
     def finish(self, progress: StageProgress | None = None) -> None:
         """Train centroids if rows have become many, and put the rows without lists into a segment.
@@ -193,8 +195,8 @@ class CodedLists(StoredRows):
                 return before
             codes, scales = (torch.from_numpy(self.store.read(name)) for name in _LISTS[:2])
             centroids = ((codes * scales[:, None]) @ self._matrix().T).numpy()
-            euclidean = self._metric == "euclidean"
-            return Encoder(centroids, self._rotation(), self._nbits(), euclidean=euclidean)
+            distances = {"euclidean": self._metric == "euclidean", "decoded": self.scores_codes}
+            return Encoder(centroids, self._rotation(), self._nbits(), **distances)
 
         return self.store.extended("encoder", ["centroids.bin"], extend)
 

@@ -29,6 +29,8 @@ class DenseCodes(DenseLists):
     `representations` have the vectors that codes stand for, and so does whatever is trained anew.
     """
 
+    scores_codes = True
+
     def finish(self, progress: Callable[[str, int, int | None], object] | None = None) -> None:
         """Code the vectors that wait, see `DenseLists.finish`.
 

@@ -12,14 +12,17 @@ from typing import Any, cast
 import numpy as np
 import torch
 from irkit_kernels.dense_search import Effort
+from irkit_kernels.dense_search.lists import list_biases
 
 from irkit.core.representation import Dense, Representation
-from irkit.index.array_files import Array
+from irkit.index.array_files import Array, corrupt
 from irkit.index.coded_lists import SIGNS, CodedLists
+from irkit.index.dense_device import DeviceLists, needed_bytes
+from irkit.index.device import check_device, on_device
 from irkit.index.index_settings import DenseConfig
 from irkit.index.lone_query import Single, search_alone
 from irkit.index.state import snapshot
-from irkit.index.stored_rows import to_float16
+from irkit.index.stored_rows import search_in_blocks, to_float16
 from irkit.index.topk import Hits
 
 
@@ -84,6 +87,54 @@ class DenseLists(CodedLists):
 
     # ---- searching ----
 
+    def _check_build(self, representation: Representation) -> None:
+        super()._check_build(representation)
+        check_device(self.config.device)
+
+    def _look_up(self, queries: Representation, k: int, keep: Array | None, live: int) -> Hits:
+        on_gpu, effort = self._device_lists(), self._effort(k, live)
+        if on_gpu is None:
+            return super()._look_up(queries, k, keep, live)
+        keep = keep if keep is None else keep[: self._covered]
+        size = on_gpu.queries_at_once(effort, self.store.limits.scan_gpu_scores)
+
+        def search(block: Representation) -> Hits:
+            return on_gpu(cast(Dense, block).values, k, effort, keep)
+
+        return search_in_blocks(search, queries, size)
+
+    def _device_lists(self) -> DeviceLists | None:
+        """Return the search on a GPU, if the configuration wants one and its memory suffices."""
+        device = self.config.device
+        if device == "cpu":
+            return None
+
+        def load(_before: DeviceLists | None) -> DeviceLists | None:
+            if _before:
+                return _before
+            segments, kept, encoder = (
+                [part.arrays for part in self._segments()],
+                self._kept(),
+                self._encoder(),
+            )
+            euclidean, numbers = self._metric == "euclidean", self.store.limits.scan_gpu_scores
+            margins = self.store.read("margins.bin") if self.store.rows("margins.bin") else None
+            biases = list_biases(encoder.centroids, euclidean, margins)
+            # the kernel for the CPU skips wrong numbers, but tensors on a GPU would be read out of bounds
+            if any(len(part["rows"]) and part["rows"].max() >= self._covered for part in segments):
+                raise corrupt(self.store.path, "a segment has a row that is not there")
+
+            def move(chosen: torch.device) -> DeviceLists | None:
+                if chosen.type == "cpu":
+                    return None
+                arrays = encoder.rotated, biases, self._matrix(), segments, kept
+                return DeviceLists(*arrays, euclidean, chosen)
+
+            needed = needed_bytes(segments, kept, numbers)
+            return on_device(device, "searching this index", needed, move)
+
+        return self.store.extended(("device", device), ["values.bin", *self._parts()], load)
+
     def _effort(self, k: int, live: int) -> Effort:
         effort = super()._effort(k, live)
         if self._nbits() == 1 or self.config.keep == "none":
@@ -104,6 +155,8 @@ class DenseLists(CodedLists):
         """Return a function that finds ``k`` hits of one query in this thread, if all rows are in lists."""
         self._check_same()
         n = self._covered
+        if self.config.device != "cpu" and self._device_lists() is not None:
+            return None
         if self.store.rows("removed.bin") or n < len(self) or k < 1 or self._few(n, k):
             return None
         searcher = self._searcher()

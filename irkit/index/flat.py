@@ -20,7 +20,7 @@ from irkit.index.index_base import StageProgress
 from irkit.index.index_settings import FlatConfig
 from irkit.index.store import Store
 from irkit.index.stored_rows import QUERY_BLOCK, StoredRows, search_in_blocks
-from irkit.index.topk import Hits, TopK
+from irkit.index.topk import Hits, TopK, tensor_keys
 
 _WORK = 1 << 29  # bytes on a GPU of scores, keys and their choice
 _QUERIES = 64  # whose codes are scanned at once
@@ -253,16 +253,9 @@ class DenseSearch:
             scores = queries @ self._values[start : start + width].T
             if hidden is not None:
                 scores.masked_fill_(hidden[start : start + width], -torch.inf)
-            best = torch.cat([best, _keys(scores, start)], dim=1)
+            rows = torch.arange(start, start + scores.shape[1], device=device)
+            best = torch.cat([best, tensor_keys(scores, rows)], dim=1)
             best = best.topk(min(k, best.shape[1]), dim=1).values
         hits = TopK(len(queries), k)
         hits.push_keys(best.cpu().numpy())
         return hits.hits()
-
-
-def _keys(scores: Tensor, first: int) -> Tensor:
-    """Return the keys of `TopK` for ``scores (n_q, n)`` float32 of the rows from ``first`` on."""
-    bits = (scores + 0).view(torch.int32)  # + 0 makes -0.0, which would sort lower, 0.0
-    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    rows = torch.arange(first, first + scores.shape[1], device=scores.device)
-    return (ordered.long() << 32) | (0xFFFFFFFF - rows)

@@ -124,7 +124,9 @@ class DenseConfig(IndexConfig):
             candidates, of which all rank those that stored vectors rank. Default: 1, without vectors 4.
         seed: Makes the build reproducible.
         metric: What a score is: ``"inner_product"``; ``"cosine"``, for which vectors are normalised when they
-            are stored; or ``"euclidean"``, the squared distance times -1, which needs stored vectors.
+            are stored; or ``"euclidean"``, the squared distance times -1.
+        device: ``"gpu"`` also keeps lists, codes and vectors on a GPU and searches them there by torch.
+            ``"auto"`` does so if there is a GPU with enough free memory. Builds use the CPU.
 
     Source: Gao and Long, RaBitQ, arXiv 2405.12497; more bits: the same and others, arXiv 2409.09913.
     """
@@ -137,14 +139,10 @@ class DenseConfig(IndexConfig):
     bits: Literal[1, 2, 4] | None = None
     seed: int = Field(0, ge=0)
     metric: Metric = "inner_product"
+    device: Device = "cpu"
 
     @model_validator(mode="after")
     def _check_codes(self) -> Self:
-        if self.keep == "none" and self.metric == "euclidean":
-            raise ValueError(
-                "metric is 'euclidean', but with keep 'none' there are no vectors to measure distances to; "
-                "expected keep 'int8', 'float16' or 'float32'"
-            )
         if self.keep == "none" and self.bits == 1:
             raise ValueError("bits is 1, but with keep 'none' codes stand for vectors; expected 2 or 4")
         return self

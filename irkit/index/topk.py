@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
 Array = np.ndarray[Any, Any]
 
@@ -84,6 +86,13 @@ class TopK:
         if surplus > 0:
             keys = np.partition(keys, surplus, axis=1)[:, surplus:]
         self._keys = keys
+
+
+def tensor_keys(scores: Tensor, rows: Tensor) -> Tensor:
+    """Return the keys of `TopK` for ``scores`` float32 of ``rows`` int64, on their device."""
+    bits = (scores + 0).view(torch.int32)  # + 0 makes -0.0, which would sort lower, 0.0
+    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    return (ordered.long() << _ROW_BITS) | (_ROW_MASK - rows)
 
 
 def _key(scores: Array, rows: Array) -> Array:

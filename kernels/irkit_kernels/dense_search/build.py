@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .._jit import cpu_features
 from ..residual_maxsim import assign as largest_product
+from .codes import decode
 from .lists import quantized
 from .rotation import Rotation, rotate, rotation_matrix
 
@@ -99,6 +100,7 @@ class Encoder:
         rotation: Rotation of vectors of ``dim`` numbers, from `make_rotation`.
         nbits: Bits of a code per dimension: 1, 2 or 4.
         euclidean: Rows are ranked by their distance to the query instead of their product with it.
+        decoded: Distances are to the vectors that codes of 2 or 4 bits stand for, as no others are kept.
         keep_int8: Also make the rows in int8 that candidates are ranked by.
 
     Attributes:
@@ -113,12 +115,15 @@ class Encoder:
         nbits: int = 1,
         *,
         euclidean: bool = False,
+        decoded: bool = False,
         keep_int8: bool = False,
     ) -> None:
         if nbits not in (1, *STEPS):
             raise ValueError(f"dense_search: got codes of {nbits} bits, expected 1, 2 or 4")
+        if decoded and nbits == 1:
+            raise ValueError("dense_search: codes of 1 bit stand for no vectors; expected 2 or 4 for decoded")
         self.centroids, self.nbits = np.array(centroids, np.float32), nbits
-        self.euclidean, self.keep_int8 = euclidean, keep_int8
+        self.euclidean, self.decoded, self.keep_int8 = euclidean, decoded, keep_int8
         self._matrix = rotation_matrix(centroids.shape[1], rotation)
         codes, scales = quantized(rotate(torch.from_numpy(self.centroids), rotation).numpy())
         self.rotated = torch.from_numpy(codes * scales[:, None])
@@ -162,7 +167,8 @@ class Encoder:
         codes["factors"] = _factors(residuals, signs.float().mul_(2).sub_(1), square, centroids, squares)
         codes["signs"] = _packed(signs)
         if self.euclidean:
-            codes["biases"] = -vectors.square().sum(1).numpy()
+            compared = decode(codes, self.rotated) @ self._matrix.T if self.decoded else vectors
+            codes["biases"] = -compared.square().sum(1).numpy()
         if self.keep_int8:
             codes["kept"], codes["kept_scales"] = _int8(rotated)
         return codes
