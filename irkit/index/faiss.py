@@ -219,7 +219,8 @@ class Faiss(StoredRows):
             ef = min(math.ceil(max(self.config.ef_search, 2 * width) / share), structure.ntotal)
             return faiss.SearchParametersHNSW(efSearch=ef, **options)
         if hasattr(core, "nprobe"):
-            usual = self.config.nprobe or math.ceil(3 * math.sqrt(core.nlist))
+            # a filter may hide the rows of the nearest lists, and the others lie farther apart
+            usual = math.ceil((self.config.nprobe or 3 * math.sqrt(core.nlist)) * share**-1.5)
             needed = math.ceil(4 * width / share / structure.ntotal * core.nlist)
             nprobe = min(core.nlist, max(usual, needed))
             nprobe = min(nprobe, self.store.limits.faiss_gpu_hits) if _on_gpu(core) else nprobe

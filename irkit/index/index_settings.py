@@ -85,7 +85,8 @@ class FaissConfig(IndexConfig):
             or any string of FAISS's index factory, such as ``"HNSW48"`` or ``"IVF4096,SQ8"``.
         ef_construction: HNSW: neighbours considered when a vector is added.
         ef_search: HNSW: neighbours considered in a search; more finds more and takes longer.
-        nprobe: IVF: lists visited in a search. Default: 3 times the square root of the number of lists.
+        nprobe: IVF: lists visited in a search, more where a filter hides documents. Default: 3 times the
+            square root of the number of lists.
         refine: Candidates fetched per hit and ranked by exact score, if codes are coarse (under two bytes per
             dimension). 1 fetches no more than the hits.
         train_size: Vectors sampled to train centroids and codes.
