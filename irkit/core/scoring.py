@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from irkit_kernels.maxsim import maxsim
+from irkit_kernels.maxsim import maxsim, maxsim_stored
 from torch import Tensor
 
 from irkit.core.ragged import to_device
@@ -135,6 +135,10 @@ def _maxsim(
 ) -> Tensor:
     q, d = queries.tokens, documents.tokens
     values = (q.values, d.values)
+    gradients = torch.is_grad_enabled() and (q.values.requires_grad or d.values.requires_grad)
+    stored = q.values.is_cpu and [x.dtype for x in values] == [torch.float32, torch.float16]
+    if stored and not gradients and not torch.compiler.is_compiling():
+        return maxsim_stored(q.values, q.offsets, d.values, d.offsets, pairs=pairs)
     if q.values.dtype != d.values.dtype or q.values.dtype == torch.float64:
         values = (q.values.float(), d.values.float())
     return maxsim(values[0], q.offsets, values[1], d.offsets, pairs, maxima)

@@ -7,7 +7,7 @@ from typing import cast
 import numpy as np
 import torch
 from irkit_kernels.dense_scan import Codes, find_candidates
-from irkit_kernels.maxsim import maxsim_int8, quantize_rows
+from irkit_kernels.maxsim import maxsim_int8, maxsim_stored, quantize_rows
 from torch import Tensor
 
 from irkit.core.representation import Dense, MultiVector, Representation
@@ -219,10 +219,23 @@ class FlatInt8(Flat):
     def _scores(self, queries: Representation, rows: Array | slice) -> Tensor:
         if queries.kind == "dense":
             return super()._scores(queries, rows)
-        tokens, arrays = cast(MultiVector, queries).tokens, self.stored_arrays(rows)
+        tokens = cast(MultiVector, queries).tokens
+        return maxsim_int8(*quantize_rows(tokens.values), tokens.offsets, *self._documents(rows))
+
+    def _score_pairs(self, queries: MultiVector, query: Array, rows: Array) -> Array:
+        own = queries[query[0] : query[-1] + 1].tokens
+        values, scales, offsets = self._documents(rows)
+        pairs = torch.from_numpy(np.stack([query - query[0], np.arange(len(rows))], axis=1))
+        return maxsim_stored(own.values, own.offsets, values, offsets, scales, pairs).numpy()
+
+    def _documents(self, rows: Array | slice) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the tokens of rows as they are stored: numbers, scales, and where documents begin."""
+        arrays = self.stored_arrays(rows)
         offsets = np.concatenate([[0], np.cumsum(arrays["lengths"])]).astype(np.int32)
-        documents = (torch.from_numpy(array) for array in (arrays["values"], arrays["scales"], offsets))
-        return maxsim_int8(*quantize_rows(tokens.values), tokens.offsets, *documents)
+        values, scales, ends = (
+            torch.from_numpy(array) for array in (arrays["values"], arrays["scales"], offsets)
+        )
+        return values, scales, ends
 
 
 class DenseSearch:

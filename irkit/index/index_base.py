@@ -12,7 +12,7 @@ import torch
 
 from irkit.arguments import brief, is_count
 from irkit.core.representation import Dense, MultiVector, Representation, Sparse
-from irkit.core.scoring import score
+from irkit.core.scoring import score, score_pairs
 from irkit.errors import BadTypeError, BadValueError, StorageError
 from irkit.index.array_files import Array
 from irkit.index.index_kinds import INDEX_KINDS, suitable_names
@@ -270,12 +270,9 @@ class Index(ABC):
 
     def _score_pairs(self, queries: MultiVector, query: Array, rows: Array) -> Array:
         """Return the MaxSim ``(n,)`` of pairs of queries, ascending, and rows."""
-        from irkit_kernels.maxsim import maxsim
-
-        q = queries[query[0] : query[-1] + 1].tokens
-        d = cast(MultiVector, self.representations(rows)).tokens
-        pairs = np.stack([query - query[0], np.arange(len(rows))], axis=1)
-        return maxsim(q.values, q.offsets, d.values.float(), d.offsets, torch.from_numpy(pairs)).numpy()
+        own = queries[query[0] : query[-1] + 1]
+        pairs = torch.from_numpy(np.stack([query - query[0], np.arange(len(rows))], axis=1))
+        return score_pairs(own, self.representations(rows), pairs).numpy()
 
     def _check_same(self) -> None:
         """Raise StorageError if a refresh has opened an index of another kind."""

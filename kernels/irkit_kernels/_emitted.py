@@ -87,6 +87,9 @@ def modules() -> Iterator[tuple[str, str]]:
     for (kind, lanes), paired in product([*vectors, ("int8", 16)], _FLAGS):
         name = f"maxsim({kind}, {lanes}, paired={paired})"
         yield name, maxsim.write_maxsim(maxsim.Plan(kind, lanes, paired))
+    for lanes, paired, stored in product(_LANES, _FLAGS, ("float16", "int8")):
+        plan = maxsim.Plan("float32", lanes, paired, stored)
+        yield f"maxsim(float32, {lanes}, paired={paired}, stored={stored})", maxsim.write_maxsim(plan)
     yield from _ragged_attention()
     yield from _residual_maxsim()
     yield from _sparse_search()

@@ -15,7 +15,7 @@ from torch import Tensor
 from irkit_kernels import dense_scan, dense_search
 from irkit_kernels._testing import guarded, guarded_memory, in_child
 from irkit_kernels.int8_linear import int8_linear, pack_weight
-from irkit_kernels.maxsim import maxsim, maxsim_int8, quantize_rows
+from irkit_kernels.maxsim import maxsim, maxsim_int8, maxsim_stored, quantize_rows
 from irkit_kernels.ragged_attention import ragged_attention
 from irkit_kernels.ragged_pool import ragged_pool
 from irkit_kernels.residual_maxsim import (
@@ -108,6 +108,8 @@ def test_maxsim(dim: int) -> None:
         small = *quantize_rows(q), q_offsets, *quantize_rows(d), d_offsets
         check(maxsim_int8, *small)
         check(maxsim_int8, *small, pairs)
+        check(maxsim_stored, q, q_offsets, d.half(), d_offsets)
+        check(maxsim_stored, q, q_offsets, small[3], d_offsets, small[4], pairs)
 
 
 def gradients_of_maxsim(q: Tensor, q_offsets: Tensor, d: Tensor, d_offsets: Tensor) -> Any:

@@ -1,6 +1,6 @@
 """MaxSim of ragged queries and documents; see README.md."""
 
-from .op import maxsim, maxsim_int8
+from .op import maxsim, maxsim_int8, maxsim_stored
 from .reference import quantize_rows
 
-__all__ = ["maxsim", "maxsim_int8", "quantize_rows"]
+__all__ = ["maxsim", "maxsim_int8", "maxsim_stored", "quantize_rows"]

@@ -14,10 +14,10 @@ from torch.nn import functional as F
 from .._jit import compile_ir, compiled_once, cpu_features
 from .._products import vector_lanes
 from .._threads import share, threads_for
-from .cpu_tile import FRAME, Plan, write_maxsim
+from .cpu_tile import FRAME, TILE, Plan, write_maxsim
 from .reference import Tokens
 
-__all__ = ["compile_plan", "maxsim", "plan_for"]
+__all__ = ["compile_plan", "maxsim", "plan_for", "plan_for_stored"]
 
 _FRAME = struct.Struct(f"={len(FRAME.fields)}q")
 _MIN_WORK = 1 << 23  # multiply-adds per thread, about 0.15 ms; fewer are not worth another thread
@@ -26,6 +26,14 @@ _MIN_WORK = 1 << 23  # multiply-adds per thread, about 0.15 ms; fewer are not wo
 def plan_for(dtype: torch.dtype, paired: bool = False) -> Plan | None:
     """Return the fastest plan for a dtype on this CPU, possibly the one of float32; None without llvmlite."""
     return _plan_for(dtype, paired, cpu_features())
+
+
+def plan_for_stored(dtype: torch.dtype, paired: bool) -> Plan | None:
+    """Return the plan of float32 queries and documents in float16 or int8; None if it cannot be compiled."""
+    features = cpu_features()
+    if not features or (dtype == torch.float16 and not features & {"f16c", "avx512f", "neon"}):
+        return None
+    return Plan("float32", vector_lanes(features), paired, str(dtype).removeprefix("torch."))
 
 
 @cache
@@ -74,9 +82,10 @@ def maxsim(
     scores = values.new_empty(*shape, dtype=torch.float32)  # *shape is faster than a tuple
     argmax = scores.new_empty(argmax_shape, dtype=torch.int32) if with_argmax else None
 
-    # scratch memory: the packed queries, then maxima and their positions, in whole vectors
+    # scratch memory: the packed queries, then maxima and their positions, in whole vectors, then a tile
     size, padded_tokens = -(-n_rows // plan.lanes) * plan.lanes * words, tokens + plan.lanes
-    memory = scores.new_empty(size + 2 * padded_tokens)
+    own_size = 2 * padded_tokens + (TILE * dim if plan.stored else 0)
+    memory = scores.new_empty(size + own_size)
     document_scales = None if documents.scales is None else documents.scales.contiguous()
     tensors = [memory, shift, query_scales, query_offsets, first, values, document_scales, document_offsets]
     tensors += [pairs, starts, scores, argmax]
@@ -85,13 +94,17 @@ def maxsim(
     # the first call packs the queries; on one thread it also does all jobs
     sizes, kernel = (n_rows, words, n_q, n_d), compile_plan(plan)
     threads = min(jobs, threads_for(work, _MIN_WORK))
-    best, stop = pointers[0] + 4 * size, jobs if threads <= 1 else 0
-    kernel(_FRAME.pack(rows.data_ptr(), *pointers, best, best + 4 * padded_tokens, *sizes, 0, stop))
+
+    def call(rows: int, own: int, start: int, stop: int) -> None:
+        places = (own + 4 * part * padded_tokens for part in range(3))
+        best, best_token, converted = places
+        kernel(_FRAME.pack(rows, *pointers, best, best_token, *sizes, start, stop, converted))
+
+    call(rows.data_ptr(), pointers[0] + 4 * size, 0, jobs if threads <= 1 else 0)
 
     def run(start: int, stop: int) -> None:
-        maxima = scores.new_empty(2 * padded_tokens)
-        best = maxima.data_ptr()
-        kernel(_FRAME.pack(0, *pointers, best, best + 4 * padded_tokens, *sizes, start, stop))
+        memory = scores.new_empty(own_size)
+        call(0, memory.data_ptr(), start, stop)
 
     if threads > 1:
         share(run, jobs, threads)

@@ -5,6 +5,9 @@ The ``write_*`` functions generate LLVM IR: what a docstring says is computed, t
 Each query token has one lane. A tile broadcasts 8 document tokens, word by word, and multiplies them with two
 vectors of query tokens. Its 16 sums, and then the running maxima, stay in registers, so the similarities are
 never stored and nothing is added across lanes. A word has 32 bits: a float32, 2 bfloat16 or 4 int8.
+
+Documents that are stored in fewer bits than the queries are converted to float32 tile by tile, so that the
+numbers are multiplied while they are in the first cache.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from typing import Any, NamedTuple
 from .._simd import dot_bytes, multiply_add_words
 from .._typed import Function, Struct, Value, module, vector
 
-__all__ = ["FRAME", "Plan", "write_maxsim"]
+__all__ = ["FRAME", "TILE", "Plan", "write_maxsim"]
 
 FRAME = Struct(  # the arguments of the code, 64 bits each: addresses, then sizes
     8,
@@ -26,13 +29,16 @@ FRAME = Struct(  # the arguments of the code, 64 bits each: addresses, then size
     **{"pairs": "i64*", "argmax_offsets": "i64*", "out": "float*", "argmax": "i32*"},
     **{"best": "float*", "best_token": "i32*"},
     **dict.fromkeys(("n_rows", "words", "n_q", "n_d", "start", "stop"), "i64"),
+    converted="float*",
 )
 
-_ROWS = (8, 4, 2, 1)  # document tokens per tile; the last 7 of a document take the smaller tiles
+TILE = 8  # document tokens per tile; the last 7 of a document take smaller tiles
+_ROWS = (TILE, 4, 2, 1)
 _VECTORS = 2  # of query tokens; with 8 rows that are 16 sums, enough to hide the latency of a multiply-add
 _AHEAD = 8  # document tokens between those being multiplied and those being prefetched
 _INTERLEAVED = ((0, 4, 1, 5), (2, 6, 3, 7))  # lanes of 2 vectors; two rounds of it transpose 4 vectors
 _SIGN = -0x7F7F7F80  # 0x80808080: makes 4 signed bytes unsigned, adding 128 to each
+_STORED = {"float16": "half", "int8": "i8"}  # kinds of numbers that are converted
 
 
 class Plan(NamedTuple):
@@ -42,11 +48,13 @@ class Plan(NamedTuple):
         kind: float32, bfloat16 (AVX512-BF16) or int8 (AVX512-VNNI).
         lanes: 32-bit numbers per vector register; 16 for bfloat16 and int8.
         paired: Score a list of pairs, otherwise all queries against all documents.
+        stored: For float32: how documents are stored, float16 or int8 with scales; empty if as they are.
     """
 
     kind: str
     lanes: int
     paired: bool
+    stored: str = ""
 
     @property
     def packed(self) -> int:
@@ -67,7 +75,31 @@ class Plan(NamedTuple):
 def write_maxsim(plan: Plan) -> str:
     """Return the LLVM IR module of ``maxsim(frame)``; the frame holds the arguments, see `FRAME`."""
     tiles = [_tile(plan, vectors, rows) for vectors in range(1, _VECTORS + 1) for rows in _ROWS]
-    return module(*tiles, _sum(plan), _pack(plan), _main(plan))
+    return module(*tiles, _sum(plan), _pack(plan), *([_convert(plan)] if plan.stored else []), _main(plan))
+
+
+def _convert(plan: Plan) -> Function:
+    """Convert ``count`` rows of ``words`` numbers to float32, times a scale each if they are int8."""
+    kind = _STORED[plan.stored]
+    sides = {"source": f"{kind}*", "scales": "float*", "target": "float*"}
+    x = Function("convert", align=1, **sides, count="i64", words="i64")
+    source, scales, target, count, words = x.parameters
+    whole = words - words % plan.lanes
+    with x.range(0, count) as rows:
+        numbers, results = source.at(rows.i * words), target.at(rows.i * words)
+        scale = scales[rows.i] if kind == "i8" else None
+
+        def converted(number: Value) -> Value:
+            if scale is None:
+                return number.to("float")
+            factor = scale.broadcast(plan.lanes) if number.lanes else scale
+            return number.to("i32").to("float") * factor
+
+        with x.range(0, whole, plan.lanes) as loop:
+            results.vectors(plan.lanes)[loop.i] = converted(numbers.vectors(plan.lanes)[loop.i])
+        with x.range(whole, words) as rest:
+            results[rest.i] = converted(numbers[rest.i])
+    return x
 
 
 def _tile(plan: Plan, vectors: int, rows: int) -> Function:
@@ -191,11 +223,12 @@ def _main(plan: Plan) -> Function:
     ``query_scales`` have the order of the lanes. Queries are packed back to back; if ``paired``, query i
     starts at lane 0 of vector ``first[i]``. ``argmax`` may be null; if ``paired``, the argmax of job i starts
     at ``argmax_offsets[i]``. ``best`` and ``best_token`` are scratch memory for the tokens of a job, in whole
-    vectors.
+    vectors; ``converted`` is for a tile's document tokens, where `Plan.stored` is not float32.
     """
     x = Function("maxsim", public=True, align=1, frame=FRAME)
     (frame,) = x.parameters
-    f = SimpleNamespace(**{name: getattr(frame, name) for name in FRAME.fields})  # each is loaded once
+    names = [name for name in FRAME.fields if plan.stored or name != "converted"]
+    f = SimpleNamespace(**{name: getattr(frame, name) for name in names})  # each is loaded once
     lanes = plan.lanes
 
     with x.when(f.rows.exists()):
@@ -259,8 +292,11 @@ def _block(
 
     def tile(rows: int, start: Value) -> None:
         row = begin + start
-        documents = f.documents.at(row * f.words * 4)
         scales = f.document_scales.at(row)
+        documents = f.converted if plan.stored else f.documents.at(row * f.words * 4)
+        if plan.stored:
+            numbers = f.documents.cast(_STORED[plan.stored], 1).at(row * f.words)
+            x.call("convert", numbers, scales, f.converted, rows, f.words)
         tensors = (best, best_token, shift, scales)
         x.call(f"tile{vectors}x{rows}", queries, documents, f.words, row.to("i32"), *tensors)
 

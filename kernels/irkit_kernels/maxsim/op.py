@@ -11,7 +11,7 @@ from .._products import product_gradients
 from . import cpu_kernel
 from .reference import Tokens, maxsim_forward
 
-__all__ = ["maxsim", "maxsim_int8"]
+__all__ = ["maxsim", "maxsim_int8", "maxsim_stored"]
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _MAX_INT8 = 2**16  # dimensions; above 2^17 the int32 sums could overflow
@@ -92,6 +92,47 @@ def maxsim_int8(
     return _scores(first, Tokens(documents, document_offsets, document_scales), pairs)
 
 
+def maxsim_stored(
+    queries: Tensor,
+    query_offsets: Tensor,
+    documents: Tensor,
+    document_offsets: Tensor,
+    document_scales: Tensor | None = None,
+    pairs: Tensor | None = None,
+) -> Tensor:
+    """Compute `maxsim` of float32 queries with documents that are stored in fewer bits; without gradient.
+
+    The documents are converted to float32, on a CPU a few tokens at a time, in the cache.
+
+    Args:
+        queries: ``(total_q, d)`` float32.
+        query_offsets: ``(n_q + 1,)`` int32.
+        documents: ``(total_d, d)`` float16, or int8 with scales.
+        document_offsets: ``(n_d + 1,)`` int32.
+        document_scales: ``(total_d,)`` float32, by which int8 is multiplied.
+        pairs: See `maxsim`.
+
+    Returns:
+        ``(n_q, n_d)`` float32, or ``(p,)`` with pairs.
+
+    Raises:
+        ValueError: Shapes, dtypes, devices, offsets or pairs do not fit together.
+    """
+    dtype = torch.float16 if document_scales is None else torch.int8
+    if queries.dtype != torch.float32 or documents.dtype != dtype:
+        raise ValueError(
+            "maxsim_stored: expected queries in float32, documents in float16, or in int8 with scales, got "
+            f"{queries.dtype} and {documents.dtype} with{'out' if document_scales is None else ''} scales"
+        )
+    first, second = Tokens(queries, query_offsets), Tokens(documents, document_offsets, document_scales)
+    plan = cpu_kernel.plan_for_stored(dtype, pairs is not None) if queries.is_cpu else None
+    if plan is None:
+        return maxsim(queries, query_offsets, second.floats().values, document_offsets, pairs)
+    _check_kinds(first, second, pairs, stored=True)
+    _check_values(first, second, pairs)
+    return cpu_kernel.maxsim(first, second, pairs, False, plan)[0]
+
+
 def _scores(queries: Tokens, documents: Tokens, pairs: Tensor | None, maxima: int | None = None) -> Tensor:
     _check_kinds(queries, documents, pairs)
     differentiable = queries.values.requires_grad or documents.values.requires_grad
@@ -168,7 +209,7 @@ def _grads_of_maxima(grad: Tensor, query_offsets: Tensor, total: int) -> Tensor:
     return grad.float().T[:, rows].contiguous()
 
 
-def _check_kinds(queries: Tokens, documents: Tokens, pairs: Tensor | None) -> None:
+def _check_kinds(queries: Tokens, documents: Tokens, pairs: Tensor | None, stored: bool = False) -> None:
     q, d, name = queries.values, documents.values, _name(queries)
     dtypes = _FLOATS if queries.scales is None else (torch.int8,)
     if q.dim() != 2 or d.dim() != 2 or not 0 < q.shape[1] == d.shape[1]:
@@ -176,7 +217,7 @@ def _check_kinds(queries: Tokens, documents: Tokens, pairs: Tensor | None) -> No
             f"{name}: expected queries and documents (tokens, d) of one d, got {tuple(q.shape)} and "
             f"{tuple(d.shape)}"
         )
-    if q.dtype != d.dtype or q.dtype not in dtypes:
+    if not stored and (q.dtype != d.dtype or q.dtype not in dtypes):
         raise ValueError(f"{name}: expected one dtype among {dtypes}, got {q.dtype} and {d.dtype}")
     if queries.scales is not None and q.shape[1] > _MAX_INT8:
         raise ValueError(f"{name}: got {q.shape[1]} dimensions, expected at most {_MAX_INT8}")

@@ -15,7 +15,7 @@ from torch import Tensor
 from irkit_kernels._jit import Target, compiling_for, cpu_features
 from irkit_kernels._threads import forced_threads
 from irkit_kernels.maxsim import cpu_kernel as cpu
-from irkit_kernels.maxsim import maxsim, maxsim_int8, op, quantize_rows
+from irkit_kernels.maxsim import maxsim, maxsim_int8, maxsim_stored, op, quantize_rows
 from irkit_kernels.maxsim.cpu_tile import Plan
 from irkit_kernels.maxsim.reference import Tokens, maxsim_backward, maxsim_forward, maxsim_reference
 
@@ -140,6 +140,22 @@ def test_int8_is_exact(problem):
     largest = longest * queries.values.shape[1] * 2.0**16  # a sum of products with scales of 2, at most
     rounding = longest * 2**-24 * largest if largest > 2**24 else 0  # float32 has all integers up to there
     torch.testing.assert_close(got.double(), maxsim_forward(*exact, pairs)[0], rtol=0, atol=rounding)
+
+
+@settings(deadline=None, max_examples=40)
+@given(problems(whole=False, dtypes=[torch.float32]), st.sampled_from([torch.float16, torch.int8]))
+def test_stored_documents_score_as_converted_ones(problem, dtype):
+    queries, documents, pairs, _ = problem
+    if dtype == torch.int8:
+        values, scales = quantize_rows(documents.values)
+        stored = documents._replace(values=values, scales=scales)
+    else:
+        stored = documents._replace(values=documents.values.half())
+    sides = queries.values, queries.offsets, stored.values, stored.offsets, stored.scales
+    expected = maxsim(queries.values, queries.offsets, stored.floats().values, documents.offsets, pairs)
+    assert torch.equal(maxsim_stored(*sides, pairs), expected)
+    with forced_threads(3):
+        assert torch.equal(maxsim_stored(*sides, pairs), expected)
 
 
 def test_int8_of_real_vectors():
@@ -348,6 +364,26 @@ def test_wrong_arguments_of_int8(change, message):
     assert maxsim_int8(**good).shape == (2, 2)
     with pytest.raises(ValueError, match=message):
         maxsim_int8(**(good | change))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"queries": torch.zeros(9, 4).half()}, "queries in float32, .* got torch.float16 and torch.float16"),
+        ({"documents": torch.zeros(9, 4)}, "documents in float16"),
+        ({"documents": torch.zeros(9, 4, dtype=torch.int8)}, "int8 without scales"),
+        ({"document_scales": torch.ones(9)}, "float16 with scales"),
+        ({"documents": torch.zeros(9, 5).half()}, "of one d"),
+        ({"document_offsets": offsets_of([4])}, "must rise from 0 to 9"),
+        ({"pairs": torch.tensor([[0, 2]])}, "rows of 2 queries and 2 documents"),
+    ],
+)
+def test_wrong_arguments_of_stored(change, message):
+    good = {"queries": torch.zeros(9, 4), "documents": torch.zeros(9, 4).half()}
+    good |= {f"{x}_offsets": offsets_of([4, 5]) for x in ("query", "document")}
+    assert maxsim_stored(**good).shape == (2, 2)
+    with pytest.raises(ValueError, match=message):
+        maxsim_stored(**(good | change))
 
 
 def test_plans(path):
