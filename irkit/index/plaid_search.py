@@ -8,16 +8,16 @@ A search narrows the documents down, from cheap scores to exact ones, by a `Sear
 2. **Centroids.** Score these documents by their centroids alone, from a table of the query with 8 bits per
    centroid; the best go on (``candidates``).
 3. **Means.** Add what the mean residual of each document adds to its score; the best go on (``refined``).
-4. **Residuals.** Score with the residuals in whole numbers; the best go on (``exact``).
-5. **Exact.** Score these in float32, without decoding their tokens: the query is a sum of bytes there. With
-   ``keep_tokens``, the index scores the original tokens instead.
+4. **Residuals.** Score with the residuals; the best are returned (``exact``). Whole numbers tell which tokens
+   may be a maximum, and only these are decoded, so scores are those of the decoded tokens in float32. With
+   ``keep_tokens``, the index scores the best by the original tokens afterwards.
 
 A mean is common to all tokens of a document, so it adds the same amount for every token of the query that
 finds its best match there: the sum of the query's tokens times the mean.
 
-Source: Santhanam et al., PLAID, arXiv 2205.09707, section 4: stages 1 to 4 there are steps 1, 2, 4 and 5
-here. The paper prunes centroids by a threshold between 1 and 2; here, documents are ranked by how many lists
-have them.
+Source: Santhanam et al., PLAID, arXiv 2205.09707, section 4: stages 1 and 2 there are steps 1 and 2 here, and
+stages 3 and 4 are step 4. The paper prunes centroids by a threshold between 1 and 2; here, documents are
+ranked by how many lists have them.
 """
 
 from __future__ import annotations
@@ -97,18 +97,10 @@ class PlaidArrays:
         """Return what the mean residual of each of ``rows (n,)`` adds to its score of ``query (m, dim)``."""
         return add_means(self.means.take(rows, 0), self.scales.take(rows), query)
 
-    def fine(self, table: kernel.QueryTable, rows: Array) -> Array:
-        """Return the scores of ``rows (n,)`` by residuals, in whole numbers, without means."""
-        return kernel.residual_maxsim(table, self.tokens, self.offsets, self.codebook, rows)
-
-    def used(self, rows: Array) -> Array:
-        """Return ``(K,)`` bool, True for the centroids that ``rows (n,)`` have."""
-        return kernel.used_centroids(len(self.centroids), self.tokens.codes, self.offsets, rows)
-
-    def exact(self, query: Array, table: kernel.QueryTable, rows: Array, used: Array | None = None) -> Array:
-        """Return float32 scores of ``rows (n,)``, without means; ``used`` marks at least their centroids."""
+    def exact(self, query: Array, table: kernel.QueryTable, rows: Array) -> Array:
+        """Return the float32 scores of ``rows (n,)`` for ``query (m, dim)``, without means."""
         documents = self.tokens, self.offsets, self.codebook, rows
-        return kernel.exact_maxsim(query, table, self.centroids, *documents, used)
+        return kernel.exact_maxsim(query, table, self.centroids, *documents)
 
 
 def add_means(means: Array, scales: Array, query: Array) -> Array:
@@ -127,7 +119,7 @@ class SearchBudget(NamedTuple):
             number of visited lists.
         candidates: Documents per query whose means are scored, too.
         refined: Documents per query whose residuals are scored.
-        exact: Documents per query that are scored exactly.
+        exact: Documents per query that are returned.
     """
 
     nprobe: int
@@ -196,15 +188,15 @@ class CpuSearch:
         rows = np.full((len(queries), budget.exact), -1)
         scores = np.full(rows.shape, -np.inf, np.float32)
         values, offsets = queries.values.detach().numpy(), queries.offsets.tolist()
-        arrays = self._arrays
 
         def rank(start: int, stop: int) -> None:
             for number in range(start, stop):
                 query = values[offsets[number] : offsets[number + 1]]
                 table = kernel.query_table(query, self.packed)
-                best, added = self._choose(query, table, budget, allowed)
-                rows[number, : len(best)] = best
-                scores[number, : len(best)] = arrays.exact(query, table, best) + added  # 5. exact
+                found, added = self._choose(query, table, budget, allowed)
+                found_scores = self._arrays.exact(query, table, found) + added  # 4. residuals
+                best = _best(found_scores, budget.exact)
+                rows[number, : len(best)], scores[number, : len(best)] = found[best], found_scores[best]
 
         share(rank, len(queries), torch.get_num_threads())
         return scores, rows
@@ -212,9 +204,9 @@ class CpuSearch:
     def _choose(
         self, query: Array, table: kernel.QueryTable, budget: SearchBudget, allowed: Array
     ) -> tuple[Array, Array]:
-        """Return the best rows of one query ``(m, dim)``, and what their means add to the scores.
+        """Return the rows of one query ``(m, dim)`` whose residuals are scored, and what their means add.
 
-        There are ``budget.exact`` of them, if so many are allowed.
+        There are at least ``budget.exact`` of them, if so many are allowed.
         """
         arrays, rows = self._arrays, np.empty(0, np.int32)
         if budget.nprobe:  # 1. probe; rows without lists are all ranked
@@ -228,11 +220,8 @@ class CpuSearch:
             rows, rough = rows[best], rough[best]
             added = arrays.common(query, rows)  # 3. means
             best = _best(rough * table.step + added, budget.refined)
-            rows, added = rows[best], added[best]
-        else:
-            added = arrays.common(query, rows)
-        best = _best(arrays.fine(table, rows) + added, budget.exact)  # 4. residuals
-        return rows[best], added[best]
+            return rows[best], added[best]
+        return rows, arrays.common(query, rows)
 
 
 class TensorSearch:

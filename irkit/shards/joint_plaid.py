@@ -84,16 +84,9 @@ class JointArrays:
         means = self._each(rows, lambda arrays, own: arrays.means.take(own, 0), np.int8, query.shape[1])
         return add_means(means, self._each(rows, lambda arrays, own: arrays.scales.take(own)), query)
 
-    def fine(self, table: kernel.QueryTable, rows: Array) -> Array:
-        """See `PlaidArrays.fine`."""
-        return self._each(rows, lambda arrays, own: arrays.fine(table, own))
-
     def exact(self, query: Array, table: kernel.QueryTable, rows: Array) -> Array:
         """See `PlaidArrays.exact`."""
-        used = np.zeros(table.count, bool)
-        for arrays, _, own in self._split(rows):
-            used |= arrays.used(own)
-        return self._each(rows, lambda arrays, own: arrays.exact(query, table, own, used))
+        return self._each(rows, lambda arrays, own: arrays.exact(query, table, own))
 
     def _join(self, row_lists: Sequence[Array]) -> Array:
         """Return rows of each shard as global rows, ascending."""

@@ -125,9 +125,9 @@ def _residual_maxsim() -> Iterator[tuple[str, str]]:
                 yield f"residual_maxsim.probe({name})", write_probe(plan)
                 for code in _INTEGERS:
                     yield f"residual_maxsim.interaction({name}, {code})", write_interaction(plan, code)
-                    for nbits, fine in product((1, 2, 4, 8), _FLAGS):
-                        text = write_maxsim(plan, code, nbits, packed_width(dim, nbits), fine)
-                        kind = "exact_maxsim" if fine else "residual_maxsim"
+                    for nbits, exact in product((1, 2, 4, 8), _FLAGS):
+                        text = write_maxsim(plan, code, nbits, packed_width(dim, nbits), dim * exact)
+                        kind = "exact_maxsim" if exact else "residual_maxsim"
                         yield f"{kind}({name}, {code}, nbits={nbits})", text
             for dim in (3, 48, 128):
                 yield f"residual_maxsim.assign({dim}, {cpu})", write_assign(dim, vnni)

@@ -23,6 +23,7 @@ from irkit_kernels.residual_maxsim import (
     assign,
     decode,
     encode,
+    exact_maxsim,
     interaction,
     pack_centroids,
     probe,
@@ -223,7 +224,8 @@ def search(
     rows = guarded(np.arange(n, dtype=np.int32)[::-1])
     tokens = Tokens(codes, coefficients, packed)
     rough = interaction(table, codes, offsets, rows)
-    return candidates, rough, residual_maxsim(table, tokens, offsets, codebook, rows)
+    scores = residual_maxsim(table, tokens, offsets, codebook, rows)
+    return candidates, rough, scores, exact_maxsim(query, table, centroids, tokens, offsets, codebook, rows)
 
 
 @pytest.mark.parametrize(

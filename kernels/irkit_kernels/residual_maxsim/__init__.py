@@ -16,7 +16,6 @@ from .op import (
     query_table,
     residual_maxsim,
     train_codebook,
-    used_centroids,
 )
 from .tensor_build import tensor_assign, tensor_encode
 from .tensor_op import TensorTokens, tensor_interaction, tensor_maxsim, tensor_probe
@@ -43,5 +42,4 @@ __all__ = [
     "tensor_maxsim",
     "tensor_probe",
     "train_codebook",
-    "used_centroids",
 ]

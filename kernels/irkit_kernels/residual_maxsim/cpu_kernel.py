@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from .._jit import compile_ir, compiled_once, cpu_features
 from .cpu_probe import write_probe
 from .cpu_search import write_interaction, write_maxsim, write_table
-from .cpu_tile import FINE, GROUP, LANES, PARTS, Header, Plan
-from .reference import CEILING, FLOOR, quantize_signed
+from .cpu_tile import GROUP, LANES, Header, Plan
+from .reference import CEILING, FLOOR, STEPS, quantize_signed
 
 __all__ = [
     "Codes",
@@ -24,7 +24,7 @@ __all__ = [
     "addresses",
     "code_type",
     "exact_maxsim",
-    "exact_table",
+    "exact_query",
     "has_vnni",
     "interaction",
     "pack_centroids",
@@ -36,6 +36,8 @@ __all__ = [
 
 Codes = NDArray[np.uint16] | NDArray[np.int32]
 _TABLE_ARRAYS = 5
+_DEVIATIONS = 6  # of the sum of roundings in a product; it is farther off once in 10^8 products
+_LONGEST = 1.5  # times the usual length that the levels of a token may have, see `reference.STEPS`
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class PackedCentroids:
         count: Number of centroids.
         dim: Numbers per vector.
         reach: Norm of the longest centroid.
+        error: Largest norm of what rounding took from a centroid.
     """
 
     levels: NDArray[np.uint8]
@@ -56,6 +59,7 @@ class PackedCentroids:
     count: int
     dim: int
     reach: float
+    error: float
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,8 @@ class QueryTable:
         count: Number of centroids.
         dim: Numbers per vector.
         step: The difference of score per step of ``bytes``, and so of `interaction`.
+        reach: See `PackedCentroids`.
+        error: See `PackedCentroids`.
     """
 
     query: NDArray[np.int8]
@@ -83,6 +89,8 @@ class QueryTable:
     count: int
     dim: int
     step: float
+    reach: float
+    error: float
 
     @cached_property
     def pointers(self) -> list[int]:
@@ -110,7 +118,8 @@ def pack_centroids(centroids: NDArray[np.float32]) -> PackedCentroids:
     rows = np.minimum(np.arange(-(-count // GROUP) * GROUP), count - 1)
     levels = np.full((len(rows), -(-dim // 4) * 4), 128, np.uint8)
     levels[:, :dim] = (q.view(np.uint8) ^ np.uint8(128))[rows]
-    return PackedCentroids(levels, scale[rows], count, dim, _longest(centroids))
+    error = _longest(centroids - q * scale[:, None])
+    return PackedCentroids(levels, scale[rows], count, dim, _longest(centroids), error)
 
 
 def query_table(query: NDArray[np.float32], centroids: PackedCentroids) -> QueryTable:
@@ -123,37 +132,30 @@ def query_table(query: NDArray[np.float32], centroids: PackedCentroids) -> Query
     levels = np.empty((blocks, rows, plan.lanes), np.uint8)
     maxima = np.empty((blocks, rows // GROUP, plan.lanes), np.float32)
     step = reach * (CEILING - FLOOR) / 255
-    table = QueryTable(packed, header, scores, levels, maxima, plan, centroids.count, centroids.dim, step)
+    about = centroids.count, centroids.dim, step, centroids.reach, centroids.error
+    table = QueryTable(packed, header, scores, levels, maxima, plan, *about)
     table.call(_table(plan), (centroids.levels, centroids.scales))
     return table
 
 
-def exact_table(
-    query: NDArray[np.float32], table: QueryTable, centroids: NDArray[np.float32], used: NDArray[np.bool_]
-) -> tuple[QueryTable, NDArray[np.int8], NDArray[np.int32]]:
-    """Return what `exact_maxsim` reads of a query ``(m, d)``.
+def exact_query(query: NDArray[np.float32], table: QueryTable) -> tuple[NDArray[np.float32], ...]:
+    """Return what `exact_maxsim` reads of a query ``(m, d)`` beside its table.
 
     Returns:
-        The table with float32 scores of the ``used (K,)`` centroids, and nothing of others; the `PARTS` that
-        rounding took from the query, each in the layout of ``QueryTable.query``, and the biases of sums.
+        The query in steps of its bytes, ``(blocks * lanes, d in whole registers)`` float32. And how far the
+        scores of 8 bits of centroids, and products with levels, may be from the exact ones: by the inequality
+        of Cauchy and Schwarz, or by standard deviations if that is less. ``(2, blocks * lanes)`` float32.
     """
-    (m, dim), (blocks, rows, lanes) = query.shape, table.scores.shape
-    (q, scale), low = quantize_signed(query), np.zeros((PARTS, blocks * lanes, table.plan.dim), np.int8)
-    rest = query.astype(np.float64) / scale[:, None] - q
-    for part in low:
-        rest *= FINE
-        part[:m, :dim] = np.rint(rest)
-        rest -= part[:m, :dim]
-    numbers, scores = np.flatnonzero(used), np.empty((blocks, rows, lanes), np.float32)
-    exact = np.zeros((len(numbers), blocks * lanes), np.float32)
-    exact[:, :m] = centroids[numbers] @ (query / scale[:, None]).T
-    for block in range(blocks):
-        scores[block, numbers] = exact[:, block * lanes : (block + 1) * lanes]
-    return (
-        replace(table, scores=scores),
-        _interleaved(low.reshape(-1, table.plan.dim), lanes),
-        -128 * low.sum(2, dtype=np.int32),
-    )
+    (m, dim), (blocks, _, lanes) = query.shape, table.scores.shape
+    q, scale = quantize_signed(query)
+    floats = np.zeros((blocks * lanes, -(-dim // LANES) * LANES), np.float32)
+    floats[:m, :dim] = query / scale[:, None]
+    rest, size = (np.linalg.norm(part.astype(np.float64), axis=1) for part in (floats[:m, :dim] - q, q))
+    errors = np.zeros((2, blocks * lanes), np.float32)
+    likely = min(1.0, _DEVIATIONS / dim**0.5)
+    errors[0, :m] = likely * (table.reach * rest + table.error * size)
+    errors[1, :m] = likely * _LONGEST * STEPS * dim**0.5 * rest
+    return floats, errors
 
 
 def _interleaved(values: NDArray[np.int8], lanes: int) -> NDArray[np.int8]:
@@ -237,6 +239,6 @@ def residual_maxsim(plan: Plan, code: str, nbits: int, width: int) -> Callable[.
 
 
 @compiled_once
-def exact_maxsim(plan: Plan, code: str, nbits: int, width: int) -> Callable[..., None]:
-    """Compile the code of `op.exact_maxsim`, for ``width`` bytes per token."""
-    return _compile(write_maxsim(plan, code, nbits, width, fine=True), "exact_maxsim", 10, 4)
+def exact_maxsim(plan: Plan, code: str, nbits: int, width: int, dim: int) -> Callable[..., None]:
+    """Compile the code of `op.exact_maxsim`, for ``width`` bytes per token of ``dim`` numbers."""
+    return _compile(write_maxsim(plan, code, nbits, width, dim), "exact_maxsim", 14, 4)

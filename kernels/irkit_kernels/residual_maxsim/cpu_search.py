@@ -12,14 +12,13 @@ Source: Santhanam et al. 2022 (PLAID), section 4.
 from __future__ import annotations
 
 from .._typed import Value, module, vector
+from .cpu_exact import refine, write_error
 from .cpu_tile import (
-    FINE,
     FLOATS,
     GROUP,
     INTS,
     LANES,
     LOWEST,
-    PARTS,
     TABLE,
     TILE,
     Header,
@@ -105,21 +104,22 @@ def write_interaction(plan: Plan, code: str) -> str:
     return module(x)
 
 
-def write_maxsim(plan: Plan, code: str, nbits: int, width: int, fine: bool = False) -> str:
+def write_maxsim(plan: Plan, code: str, nbits: int, width: int, dim: int = 0) -> str:
     """Return the LLVM IR of ``residual_maxsim``, for tokens of ``width`` bytes and codes of type ``code``.
 
-    Scratch memory holds the unpacked tokens of a tile, then the best scores of the document so far. With
-    ``fine`` it is ``exact_maxsim``: ``low`` has what rounding took from the query, in steps of 1/`FINE` of
-    the query's steps, and then what that rounding took, in as much finer steps.
+    Scratch memory holds the unpacked tokens of a tile, then the best scores of the document so far. With the
+    number of dimensions ``dim`` it is ``exact_maxsim``: the best scores are lower bounds of the exact ones,
+    until `cpu_exact.refine` makes them exact from the upper bounds of all scores of the document.
     """
     kinds = {"codes": f"{unsigned(code)}*", "coefficients": "i16*", "packed": "u8*", "offsets": "i64*"}
     kinds |= {"levels": "u8*", "documents": "i32*", "out": "float*", "scratch": "u8*"}
-    kinds |= {"low": "u8*", "low_bias": "i32*"} if fine else {}
+    if dim:
+        kinds |= dict.fromkeys(("centroids", "floats", "errors", "uppers", "decoded"), "float*")
+        kinds |= {"listed": "u32*"}
     numbers = dict.fromkeys(("items", "last", "rows", "blocks"), "i64")
-    x = Writer("exact_maxsim" if fine else "residual_maxsim", plan, **TABLE, **kinds, **numbers)
+    x = Writer("exact_maxsim" if dim else "residual_maxsim", plan, **TABLE, **kinds, **numbers)
     a, lanes, stride = x.arguments, plan.lanes, plan.stride(nbits, width)
     bests, table = a.scratch.at(TILE * stride).cast("float", 1), x.lookup_table()
-    step = x.constant(FLOATS, 1 / FINE)
 
     with x.range(0, a.items) as documents:
         start, stop = x.token_range(documents.i)
@@ -152,20 +152,20 @@ def write_maxsim(plan: Plan, code: str, nbits: int, width: int, fine: bool = Fal
                 part, best_words = x.block(blocks.i), bests.at(blocks.i * lanes)
                 bias, best = x.words(part.header.cast("i32", 1), Header.BIAS), x.words(best_words)
                 sums = x.dots(a.scratch, stride, part.query, bias)
-                rests = []  # products with what rounding took, from coarse to fine
-                for part_ in range(PARTS if fine else 0):
-                    block = a.blocks * part_ + blocks.i
-                    low, low_bias = a.low.at(block * (plan.dim * lanes)), a.low_bias.at(block * lanes)
-                    rests.append(x.dots(a.scratch, stride, low, x.words(low_bias)))
-                for r in range(TILE):
-                    for v, score in enumerate(x.words(part.scores.at(rows[r]))):
-                        product = sums[r][v].to("float")
-                        if fine:
-                            rest = x.fmuladd(rests[1][r][v].to("float"), step, rests[0][r][v].to("float"))
-                            product = x.fmuladd(rest, step, product)
-                        residual = product * of_levels[r]
-                        best[v] = x.maximum(x.fmuladd(score, of_centroid[r], residual), best[v])
+                for r, token in enumerate(tokens):
+                    scores = [
+                        x.fmuladd(score, of_centroid[r], sums[r][v].to("float") * of_levels[r])
+                        for v, score in enumerate(x.words(part.scores.at(rows[r])))
+                    ]
+                    if dim:
+                        errors = write_error(x, of_centroid[r], of_levels[r], blocks.i)
+                        bounds = [(score - e, score + e) for score, e in zip(scores, errors, strict=True)]
+                        scores, upper = ([bound[k] for bound in bounds] for k in (0, 1))
+                        x.store_words(a.uppers.at(((token - start) * a.blocks + blocks.i) * lanes), upper)
+                    best = [x.maximum(score, before) for score, before in zip(scores, best, strict=True)]
                 x.store_words(best_words, best)
+        if dim:
+            refine(x, start, stop, bests, nbits, width, dim, table)
 
         # the sum of the maxima of all query tokens
         with x.range(0, a.blocks, sums=x.constant(FLOATS, 0)) as blocks:

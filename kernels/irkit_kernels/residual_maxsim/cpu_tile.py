@@ -19,13 +19,11 @@ from .._simd import dot_bytes
 from .._typed import Array, Function, Value, vector
 
 __all__ = [
-    "FINE",
     "FLOATS",
     "GROUP",
     "INTS",
     "LANES",
     "LOWEST",
-    "PARTS",
     "TABLE",
     "TILE",
     "Block",
@@ -40,7 +38,6 @@ LANES = 16
 TILE = 4  # vectors multiplied together: 4 x 2 sums hide the latency of the dot product
 GROUP = 32  # centroids per group; `probe` reads the maxima of groups first
 LOWEST = -3e38  # below all scores
-FINE, PARTS = 254, 2  # steps of what rounding takes from a query, per step of the query; how often
 TABLE = {  # the first parameters of all functions of a search
     **{"query": "u8*", "header": "float*", "scores": "float*", "bytes": "u8*", "maxima": "float*"}
 }

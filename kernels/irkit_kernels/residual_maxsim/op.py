@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from . import codebook as codebook_
 from . import cpu_build as build
 from . import cpu_kernel as cpu
+from .cpu_exact import ENTRY
 from .cpu_kernel import Codes, PackedCentroids, QueryTable
 from .cpu_tile import TILE
 from .reference import NBITS, WINDOW, Tokens, bits_of, packed_width
@@ -259,12 +260,10 @@ def exact_maxsim(
     offsets: NDArray[np.int64],
     codebook: NDArray[np.int8],
     documents: NDArray[np.int32],
-    used: NDArray[np.bool_] | None = None,
 ) -> NDArray[np.float32]:
-    """Score documents by MaxSim with their compressed tokens, as exactly as float32 can.
+    """Score documents by MaxSim with their decoded tokens, in float32.
 
-    Products with centroids are computed in float32. For products with levels, the query is the sum of three
-    parts of 8 bits.
+    Scores as of `residual_maxsim` tell which tokens may be a maximum; only these are decoded.
 
     Args:
         query: ``(m, d)``, the one that the table is of.
@@ -274,32 +273,21 @@ def exact_maxsim(
         offsets: ``(all documents + 1,)``.
         codebook: The one passed to `encode`.
         documents: The documents to score.
-        used: What `used_centroids` returns for them and maybe for others, which is found if it is not given.
-            The last bits of a score may depend on all centroids that are used.
 
     Returns:
         ``(len(documents),)`` float32; minus infinity for documents without tokens.
     """
     _vectors("exact_maxsim", width=table.dim, query=query, centroids=centroids)
-    _codes("exact_maxsim", tokens.codes)
     _documents("exact_maxsim", offsets, documents)
-    if used is None:
-        used = used_centroids(len(centroids), tokens.codes, offsets, documents)
-    exact, low, bias = cpu.exact_table(query, table, centroids, used)
-    return _maxsim(cpu.exact_maxsim, exact, tokens, offsets, codebook, documents, low, bias)
-
-
-def used_centroids(
-    count: int, codes: Codes, offsets: NDArray[np.int64], documents: NDArray[np.int32]
-) -> NDArray[np.bool_]:
-    """Return ``(count,)``, True for the centroids that tokens of ``documents`` have."""
-    _codes("used_centroids", codes)
-    _documents("used_centroids", offsets, documents)
-    numbers, used = codes.view(f"u{codes.itemsize}"), np.zeros(count, np.bool_)
-    ranges = zip(offsets[documents].tolist(), offsets[documents + 1].tolist(), strict=True)
-    every = np.concatenate([numbers[:0], *(numbers[start:stop] for start, stop in ranges)])
-    used[np.minimum(every, count - 1)] = True
-    return used
+    if len(centroids) != table.count:
+        raise ValueError(f"exact_maxsim: got {len(centroids)} centroids, expected the table's {table.count}")
+    floats, errors = cpu.exact_query(query, table)
+    longest = int((offsets[documents + 1] - offsets[documents]).max(initial=0))
+    uppers = np.empty((max(1, longest), len(floats)), np.float32)
+    decoded = np.empty(floats.shape[1], np.float32)
+    listed = np.empty((len(uppers) * len(table.query) + 1) * ENTRY, np.uint32)
+    more = np.ascontiguousarray(centroids), floats, errors, uppers, decoded, listed
+    return _maxsim(cpu.exact_maxsim, table, tokens, offsets, codebook, documents, (table.dim,), *more)
 
 
 def _maxsim(
@@ -309,15 +297,16 @@ def _maxsim(
     offsets: NDArray[np.int64],
     codebook: NDArray[np.int8],
     documents: NDArray[np.int32],
+    chosen: tuple[int, ...] = (),
     *more: NDArray[Any],
 ) -> NDArray[np.float32]:
-    """Run compiled code that scores documents."""
+    """Run compiled code that scores documents; ``chosen`` are further arguments of its ``variant``."""
     nbits, width = _tokens("residual_maxsim", tokens, table.dim, codebook)
     _documents("residual_maxsim", offsets, documents)
     out = np.empty(len(documents), np.float32)
     maxima = 4 * len(table.query) * table.plan.lanes  # bytes
     scratch = np.empty(TILE * table.plan.stride(nbits, width) + maxima, np.uint8)
-    kernel = variant(table.plan, cpu.code_type(tokens.codes), nbits, width)
+    kernel = variant(table.plan, cpu.code_type(tokens.codes), nbits, width, *chosen)
     arrays = (*tokens, offsets, cpu.shifted(codebook), documents, out, scratch, *more)
     table.call(kernel, arrays, len(documents), table.count - 1)
     return out

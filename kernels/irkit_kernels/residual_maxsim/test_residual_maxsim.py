@@ -27,7 +27,6 @@ from irkit_kernels.residual_maxsim import (
     reference,
     residual_maxsim,
     train_codebook,
-    used_centroids,
 )
 from irkit_kernels.residual_maxsim.cpu_tile import Header
 
@@ -269,18 +268,31 @@ def test_other_processors(cpu, path):
 
 @settings(max_examples=12, deadline=None)
 @given(corpora, st.integers(1, 5))
-def test_documents_scored_in_parts_score_the_same_with_the_centroids_of_all(x, size):
+def test_exact_scores_do_not_depend_on_other_documents(x, size):
     table, _ = tables(x)
     rows = np.arange(len(x.offsets) - 1, dtype=np.int32)
     documents = x.tokens, x.offsets, x.codebook
-    parts = [rows[start : start + size] for start in range(0, len(rows), size)]
-    found = [used_centroids(len(x.centroids), x.tokens.codes, x.offsets, part) for part in parts]
-    used = used_centroids(len(x.centroids), x.tokens.codes, x.offsets, rows)
-    assert np.array_equal(np.logical_or.reduce(found, initial=False), used)
-    assert np.flatnonzero(used).tolist() == np.unique(x.tokens.codes).tolist()
     whole = exact_maxsim(x.query, table, x.centroids, *documents, rows)
-    scores = [exact_maxsim(x.query, table, x.centroids, *documents, part, used) for part in parts]
+    parts = [rows[start : start + size] for start in range(0, len(rows), size)]
+    scores = [exact_maxsim(x.query, table, x.centroids, *documents, part) for part in parts]
     assert np.array_equal(np.concatenate([whole[:0], *scores]), whole)
+
+
+def test_the_exact_maximum_of_tokens_that_8_bits_confuse():
+    """Scores of 8 bits rank the tokens of such a document wrongly; exact ones do not."""
+    rng = np.random.default_rng(0)
+    centroids = rng.standard_normal((4, 64)).astype(np.float32)
+    values = centroids[:1] + 0.1 * rng.standard_normal((400, 64)).astype(np.float32)
+    codebook = train_codebook(values - centroids[:1], 4)
+    tokens = encode(values, centroids, np.zeros(400, np.uint16), codebook)
+    query = (centroids[:1] + 0.5 * rng.standard_normal((20, 64))).astype(np.float32)
+    table, ends = query_table(query, pack_centroids(centroids)), np.array([0, 400])
+    decoded = decode(tokens, centroids, codebook).astype(np.float64) @ query.T.astype(np.float64)
+    one = np.zeros(1, np.int32)
+    found = exact_maxsim(query, table, centroids, tokens, ends, codebook, one)
+    np.testing.assert_allclose(found, decoded.max(0).sum(), rtol=1e-6)
+    rough = residual_maxsim(table, tokens, ends, codebook, one)
+    assert abs(rough[0] - decoded.max(0).sum()) > 1e-4 * decoded.max(0).sum()
 
 
 def test_memory_maps_and_slices(tmp_path):
@@ -336,6 +348,9 @@ def test_errors():
         "probe: got count 0": lambda: probe(table, 1, *listed, keep, 0),
         "probe: got 6 list_offsets for 6": lambda: probe(table, 1, listed[0][1:], listed[1], keep, 9),
         "interaction: got documents 0 to 2 of 2": lambda: interaction(table, codes, offsets, far),
+        "exact_maxsim: got 2 centroids, expected the table's 6": lambda: exact_maxsim(
+            x.query, table, c[:2], x.tokens, offsets, book, rows
+        ),
         "residual.*: got documents -1 to 0": lambda: residual_maxsim(table, x.tokens, offsets, book, before),
     }
     for error, cases in ((TypeError, types), (ValueError, values)):
