@@ -46,7 +46,8 @@ def main() -> None:
     parser.add_argument("--show", action="store_true", help="print the stored results instead of measuring")
     arguments = parser.parse_args()
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch loads its OpenMP
-    from benchmarks.harness import fill_pages, render
+    from benchmarks.harness import render
+    from benchmarks.pages import fill_pages
 
     failed = None
     if not arguments.show:

@@ -6,7 +6,6 @@ import gc
 import json
 import os
 import platform
-import re
 import statistics
 import subprocess
 import time
@@ -21,13 +20,13 @@ __all__ = [
     "add_result",
     "begin_results",
     "data_dir",
-    "fill_pages",
     "interleave",
     "matmul_peak",
     "peak_memory",
     "provenance",
     "read_results",
     "render",
+    "table_lines",
     "write_results",
 ]
 
@@ -54,8 +53,6 @@ _INSTRUCTIONS = {
 }
 
 Row = dict[str, Any]
-
-_PLACE = re.compile(r"(<!-- results:(\w+)(?: kernel=(\w+))? -->\n).*?(\n<!-- end -->)", re.DOTALL)
 
 
 def data_dir() -> Path:
@@ -205,11 +202,16 @@ def render(suite: str, kernel: str | None = None) -> str:
         tables.setdefault(tuple(_cells(row)), []).append(row)
     same = len({_source(row) for row in rows}) == 1
     for columns, table in tables.items():
-        lines += ["", *(f"| {' | '.join(cells)} |" for cells in (columns, ["---"] * len(columns)))]
-        lines += [f"| {' | '.join(map(_cell, _cells(row).values()))} |" for row in table]
+        lines += ["", *table_lines(columns, table)]
         if not same:
             lines += _sources(table)
     return "\n".join([*lines[1:], *(_sources(rows) if same else ())])
+
+
+def table_lines(columns: Sequence[str], rows: Sequence[Row]) -> list[str]:
+    """Return the lines of a table of rows with the same columns."""
+    head = [f"| {' | '.join(cells)} |" for cells in (columns, ["---"] * len(columns))]
+    return [*head, *(f"| {' | '.join(map(_cell, _cells(row).values()))} |" for row in rows)]
 
 
 def _sources(table: Sequence[Row]) -> list[str]:
@@ -244,28 +246,6 @@ def _source(row: Row) -> str:
 def _cells(row: Row) -> Row:
     """Return a row without its provenance."""
     return {key: value for key, value in row.items() if key != "provenance"}
-
-
-def fill_pages(write: bool = True) -> list[Path]:
-    """Write stored results between the marks of the pages, and return the pages that differed.
-
-    The marks are ``<!-- results:SUITE -->`` and ``<!-- end -->``; ``<!-- results:SUITE kernel=NAME -->``
-    takes only the rows of one kernel. Suites without results stay as they are.
-    """
-    root, changed = Path(__file__).parents[1], []
-
-    def filled(place: re.Match[str]) -> str:
-        stored = (RESULTS / f"{place[2]}.jsonl").exists()
-        return f"{place[1]}\n{render(place[2], place[3])}\n{place[4]}" if stored else place[0]
-
-    for page in (root / "README.md", *sorted((root / "docs").glob("*.md"))):
-        old = page.read_text()
-        new = _PLACE.sub(filled, old)
-        if new != old:
-            changed.append(page)
-            if write:
-                page.write_text(new)
-    return changed
 
 
 def _cell(value: Any) -> str:

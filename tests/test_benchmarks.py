@@ -719,3 +719,30 @@ def test_bfloat16_is_left_out_where_it_is_slow(
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_vnni": True})
     assert measured_dtypes() == ["float32", "int8"]
     assert "without bfloat16" in capsys.readouterr().out
+
+
+def test_every_bar_of_search_is_listed_and_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks import harness, search_bars
+
+    monkeypatch.setattr(harness, "RESULTS", tmp_path)
+    every = search_bars.rows()
+    assert {row["is"] for row in every} == {"not measured"}
+    assert {row["met"] for row in every} == {""}
+    times = {"x 100 hits": 3.5, "x flat": 0.9}
+    harness.write_results("runs", [{"documents": "3204 multi_vector", "index": "plaid"} | times])
+    scale = {"index": "dense", "documents": 10**6, "opening ms": 2.0, "first query ms": 301.0, "add ms": 20.0}
+    harness.write_results("scale", [scale, scale | {"documents": 1000, "add ms": 99.0}])
+    met = {(row["of"], row["bar"]): row["met"] for row in search_bars.rows() if row["met"]}
+    assert met == {
+        ("plaid, 3204 multi_vector", "time of 1,000 hits / 100 hits"): "no",
+        ("plaid, 3204 multi_vector", "time of 1,000 hits / flat"): "yes",
+        ("dense, a million documents", "opening ms"): "yes",
+        ("dense, a million documents", "first query ms"): "no",
+        ("dense, a million documents", "add ms"): "yes",
+    }
+    assert all(row["measured"] for row in search_bars.rows() if row["met"])
+    found = search_bars.rows()
+    table = harness.table_lines([*found[0]], found)
+    assert any(
+        line.startswith("| dense, a million documents | add ms | 20 | <= 20 | yes |") for line in table
+    )

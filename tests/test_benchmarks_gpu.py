@@ -90,6 +90,7 @@ def test_the_table_is_printed_whatever_failed(
     results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from benchmarks import __main__ as command
+    from benchmarks import pages
 
     def run(name: str, seconds: float) -> Iterator[dict[str, Any]]:
         if name == "limits":
@@ -101,7 +102,7 @@ def test_the_table_is_printed_whatever_failed(
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
     monkeypatch.setattr(gpu, "run_part", run)
     monkeypatch.setattr(gpu, "PARTS", {"maxsim": 5, "limits": 5, "splade_pool": 5})
-    monkeypatch.setattr(harness, "fill_pages", lambda: None)
+    monkeypatch.setattr(pages, "fill_pages", lambda: None)
     monkeypatch.setattr(sys, "argv", ["benchmarks", "gpu"])
     with pytest.raises(SystemExit, match="gpu: failed: limits; see above"):
         command.main()

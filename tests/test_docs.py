@@ -413,7 +413,7 @@ def test_demo_leaves_an_index_to_search(
 
 
 def test_tables_of_results_are_those_stored() -> None:
-    code = "from benchmarks.harness import fill_pages; print(fill_pages(write=False))"
+    code = "from benchmarks.pages import fill_pages; print(fill_pages(write=False))"
     result = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
