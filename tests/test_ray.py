@@ -262,6 +262,24 @@ def test_actors_find_what_one_process_finds(ray: Any, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_a_state_that_no_actor_has_is_searched(ray: Any, tmp_path: Path) -> None:
+    """Another process has changed the index, and actors that have seen the earlier state have died."""
+    Retriever.build("bm25", make(60, "d", random.Random(3)), tmp_path / "many", shards=2).close()
+    query = "word1 word2 word3"
+    with ShardedRetriever.load(tmp_path / "many", timeout=120) as many:
+        before = many.search(query, 60)
+        with Retriever.load(tmp_path / "many") as other:
+            other.add(make(30, "n", random.Random(4)))
+            after = other.search(query, 60)
+        for pid in pids(ray, many):
+            os.kill(pid, signal.SIGKILL)
+        assert many.search(query, 60) == before != after
+        assert many.refresh()
+        assert many.search(query, 60) == after
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_a_dead_shard_is_an_error_or_a_marked_partial_result(ray: Any, tmp_path: Path) -> None:
     documents = make(60, "d", random.Random(2))
     Retriever.build("bm25", documents, tmp_path / "many", shards=2).close()

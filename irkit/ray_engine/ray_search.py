@@ -228,8 +228,12 @@ class RayIndex(ShardedIndex):
             answers = [self._wait(number, calls[number], question, turn, late, end) for number in numbers]
         for group, answer in zip(self._groups, answers, strict=True):
             if answer is not None:
-                for shard, (rows, scores) in zip(group, pickle.loads(answer), strict=True):
-                    found[shard] = Hits(rows, scores)
+                for shard, own in zip(group, pickle.loads(answer), strict=True):
+                    # an actor that was first asked after a later change cannot show this state
+                    is_known = own is not None
+                    found[shard] = (
+                        Hits(*own) if is_known else search_part(self.parts[shard], queries, k, allowed[shard])
+                    )
         return found
 
     def _wait(
@@ -301,10 +305,8 @@ class ShardSearcher:
                 packed bits of the rows that may be results, or None for all.
 
         Returns:
-            Pickled list: for each shard ``(queries, k)`` rows of the shard, and their scores.
-
-        Raises:
-            StorageError: A shard is in another state.
+            Pickled list: for each shard ``(queries, k)`` rows of the shard, and their scores; None for a
+            state that this actor cannot show.
         """
         if settings != self._settings:
             config, formula = pickle.loads(settings)
@@ -329,7 +331,9 @@ class _Part:
         self.index: Any = open_index(self.store)
         self._states: dict[int, Any] = {}
 
-    def search(self, state: int, queries: Representation, k: int, mask: bytes | None) -> tuple[Array, Array]:
+    def search(
+        self, state: int, queries: Representation, k: int, mask: bytes | None
+    ) -> tuple[Array, Array] | None:
         if state not in self._states:
             self.store.refresh()
             newest = self.store.committed
@@ -337,9 +341,7 @@ class _Part:
             while len(self._states) > _STATES:
                 del self._states[next(iter(self._states))]
         if state not in self._states:
-            raise StorageError(
-                f"searching {self.store.path}: it was changed by another process; refresh the retriever"
-            )
+            return None
         with self.store.snapshot(self._states[state]):
             bits = None if mask is None else np.frombuffer(mask, np.uint8)
             allowed = None if bits is None else np.unpackbits(bits, count=len(self.index)).view(bool)
