@@ -445,9 +445,10 @@ def test_builds_survive_kills(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_searches_survive_kills() -> None:
+@pytest.mark.parametrize(("part", "count"), [("search", 3), ("change", 3), ("stop", 1)])
+def test_searches_survive_kills_changes_and_stops(part: str, count: int) -> None:
     pytest.importorskip("ray", reason="needs: pip install 'irkit[ray]'")
     # in a process of its own, as this one may be connected to a Ray
-    command = [sys.executable, "-W", "ignore", ray_faults.__file__, "3", "search", "searcher", "node"]
+    command = [sys.executable, "-W", "ignore", ray_faults.__file__, str(count), part]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
