@@ -17,6 +17,7 @@ SUITES = (
     "heads",
     "index",
     "kernels",
+    "lemur",
     "memory",
     "multi_vector",
     "openvino",

@@ -746,3 +746,15 @@ def test_every_bar_of_search_is_listed_and_judged(tmp_path: Path, monkeypatch: p
     assert any(
         line.startswith("| dense, a million documents | add ms | 20 | <= 20 | yes |") for line in table
     )
+
+
+def test_a_learned_map_finds_what_maxsim_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks import lemur
+    from benchmarks.token_vectors import generate
+
+    small = {"FEATURES": 32, "EPOCHS": 1, "TOKENS": 256, "QUERIES": 3, "CANDIDATES": (60,)}
+    for name, value in small.items():
+        monkeypatch.setattr(lemur, name, value)
+    found = [*lemur.measure("generated", generate(60, 60, 16))]
+    assert [row["index"] for row in found] == ["plaid", "lemur, 60 candidates"]
+    assert [row["recall@10"] for row in found] == [1, 1]  # few documents are scanned, and all are candidates
