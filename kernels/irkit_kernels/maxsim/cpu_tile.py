@@ -96,6 +96,7 @@ def _convert(plan: Plan) -> Function:
             return number.to("i32").to("float") * factor
 
         with x.range(0, whole, plan.lanes) as loop:
+            x.prefetch(numbers.at(loop.i + words * _AHEAD))
             results.vectors(plan.lanes)[loop.i] = converted(numbers.vectors(plan.lanes)[loop.i])
         with x.range(whole, words) as rest:
             results[rest.i] = converted(numbers[rest.i])
