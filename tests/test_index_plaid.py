@@ -568,7 +568,7 @@ def test_encodings_follow_their_definition() -> None:
     encoder, data = Encoder(DIM, config), texts(6, 0)
     queries, documents = encoder.queries(data.tokens), encoder.documents(data.tokens)
     assert queries.shape == documents.shape == (6, encoder.width) == (6, 3 * 4 * 4)
-    planes, signs = encoder._planes.view(DIM, 3, 2), encoder._signs.view(DIM, 3, 4)
+    planes, signs = encoder._planes.float().view(DIM, 3, 2), encoder._signs.float().view(DIM, 3, 4)
     for text, tokens in enumerate(data.tokens):
         for repetition, cell in itertools.product(range(3), range(4)):
             above = tokens @ planes[:, repetition] > 0

@@ -43,7 +43,8 @@ def score(queries: Representation, documents: Representation) -> Tensor:
     if isinstance(queries, MultiVector) and isinstance(documents, MultiVector):
         return _maxsim(queries, documents)
     assert isinstance(queries, Sparse) and isinstance(documents, Sparse)  # noqa: PT018 (checked above)
-    table = queries.to(dtype=torch.float32).to_dense().T.contiguous()  # (vocabulary, n_q)
+    dense = queries.to(dtype=torch.float32).to_dense()
+    table = dense.T.reshape(-1).view(dense.shape[::-1])  # (vocabulary, n_q), whose columns are adjacent
     return torch.nn.functional.embedding_bag(  # row d: the sum of weight x table[term] over its terms
         documents.terms.values.int(),
         table,

@@ -22,6 +22,8 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from irkit_kernels.dense_search import (
+    NO_PLACE,
+    Candidates,
     Effort,
     Encoder,
     Rotation,
@@ -46,13 +48,13 @@ from irkit.index.layout import fitting, row_blocks
 from irkit.index.segments import Segment, covered_rows, drop_segments, read_segments, segment_name
 from irkit.index.state import snapshot
 from irkit.index.stored_rows import StoredRows
-from irkit.index.topk import Hits
+from irkit.index.topk import Hits, query_table
 
 _POINTS = 32  # rows sampled per centroid
 _GROWTH = 4  # train again at this many times the rows of the last training
 _LARGEST = 1e30  # square of a row's length that float32 can compute with
 _UNIT = 1e-2  # rows whose squared lengths differ from 1 by less count as normalised
-_QUERIES = 512  # searched at once
+QUERIES = 512  # searched at once
 SIGNS = 4  # times as many rows as are ranked are chosen by signs, where more bits choose among these
 _ROTATION = ("rotation_signs.bin", "rotation_order.bin")
 _LISTS = ("centroids.bin", "centroid_scales.bin", "margins.bin")
@@ -286,31 +288,52 @@ class CodedLists(StoredRows):
 
     # ---- searching ----
 
-    def _few(self, live: int, k: int) -> bool:
-        """Return whether a scan of all rows takes less time, or finds more, than the lists."""
+    def _few(self, live: int, covered: int, k: int) -> bool:
+        """Return whether a scan takes less time, or finds more, than the lists of ``covered`` rows."""
         limits = self.store.limits
         return live <= max(limits.dense_scan, limits.dense_scan_per_hit * k)
 
     def _search(self, queries: Representation, k: int, keep: Array | None) -> Hits:
-        return self._search_structure(queries, k, keep, self._covered, _QUERIES)
+        return self._search_structure(queries, k, keep, self._covered, QUERIES)
 
     def _look_up(self, queries: Representation, k: int, keep: Array | None, live: int) -> Hits:
         """Return the best rows in lists; ``live`` rows may be hits."""
         searcher, keep = self._searcher(), keep if keep is None else keep[: self._covered]
-        return Hits(*searcher.find(self._query_vectors(queries), k, self._effort(k, live), keep))
+        effort = self._effort(k, live, self._covered)
+        return Hits(*searcher.find(self._query_vectors(queries), k, effort, keep))
 
-    def _effort(self, k: int, live: int) -> Effort:
-        """Return how much a search reads if ``live`` rows of lists may be hits."""
+    def candidates(self, queries: Representation, effort: Effort, keep: Array | None) -> Candidates:
+        """Return the rows of lists that a search would rank, where ``keep (n,)`` is true (None: all)."""
+        keep = keep if keep is None else keep[: self._covered]
+        return self._searcher().candidates(self._query_vectors(queries), effort, keep)
+
+    def candidate_scores(
+        self, queries: Representation, found: Candidates, query: Array, column: Array
+    ) -> Array:
+        """Return the scores ``(n,)`` that a search gives to candidates.
+
+        Args:
+            queries: The queries that ``found`` is of.
+            found: From `candidates`.
+            query: ``(n,)`` ascending numbers of queries.
+            column: ``(n,)`` which candidates of these queries.
+        """
+        places = query_table(query, found.places[query, column], len(queries), NO_PLACE)
+        scores: Array = self._searcher().rank(self._query_vectors(queries), places)[places != NO_PLACE]
+        return scores
+
+    def _effort(self, k: int, live: int, covered: int) -> Effort:
+        """Return how much a search reads if ``live`` of the ``covered`` rows of lists may be hits."""
         candidates = max(self.config.candidates or 80 + 2 * k, k)
-        candidates = math.ceil(candidates * self._spare(live))
+        candidates = math.ceil(candidates * self._spare(live, covered))
         return Effort(self._probes(k, live), candidates, candidates)
 
-    def _spare(self, live: int) -> float:
+    def _spare(self, live: int, covered: int) -> float:
         """Return how many times as many candidates to rank if a filter leaves ``live`` rows of lists.
 
         A filter may hide the rows nearest to a query, and codes order those farther away less well.
         """
-        return min(2, self._covered / max(1, live))
+        return min(2, covered / max(1, live))
 
     def _reach(self) -> int:
         """Return how many lists a search reads for each square root of their number."""

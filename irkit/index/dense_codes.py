@@ -7,7 +7,7 @@ from typing import cast
 
 import numpy as np
 import torch
-from irkit_kernels.dense_search import decode
+from irkit_kernels.dense_search import decode, rotate_rows_back
 
 from irkit.core.representation import Dense, Representation
 from irkit.index.array_files import Array, corrupt
@@ -70,7 +70,7 @@ class DenseCodes(DenseLists):
         if waiting != len(self) - covered:
             raise corrupt(self.store.path, f"{waiting} vectors wait, expected {len(self) - covered}")
         if covered:
-            coded, matrix = self._coded(), self._matrix()
+            coded, rotation = self._coded(), self._rotation()
             with fitting(self.store.path):
                 centroids = self._encoder().rotated
 
@@ -78,7 +78,9 @@ class DenseCodes(DenseLists):
             values = np.empty((len(rows), dim), np.float32)
             old = np.flatnonzero(rows < covered)
             if len(old):
-                values[old] = (decode(coded.take(rows[old]), centroids) @ matrix.T).numpy()
+                values[old] = rotate_rows_back(
+                    decode(coded.take(rows[old]), centroids), rotation, dim
+                ).numpy()
             new = np.flatnonzero(rows >= covered)
             if len(new):
                 new = new[np.argsort(rows[new], kind="stable")]

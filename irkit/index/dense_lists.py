@@ -11,13 +11,14 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from irkit_kernels.dense_search import Effort
+from irkit_kernels.dense_search import Effort, rotate_rows, rotate_rows_back
 from irkit_kernels.dense_search.lists import list_biases
 
 from irkit.core.representation import Dense, Representation
 from irkit.index.array_files import Array, corrupt
 from irkit.index.coded_lists import SIGNS, CodedLists
 from irkit.index.dense_device import DeviceLists, needed_bytes
+from irkit.index.dense_scores import pair_scores
 from irkit.index.device import check_device, on_device
 from irkit.index.index_settings import DenseConfig
 from irkit.index.lone_query import Single, search_alone
@@ -46,7 +47,7 @@ class DenseLists(CodedLists):
             return to_float16(representation)
         if self.config.keep == "float32":
             return representation.arrays()
-        rotated = (cast(Dense, representation).values.detach().cpu().float() @ self._matrix()).numpy()
+        rotated = rotate_rows(cast(Dense, representation).values.detach().cpu(), self._rotation()).numpy()
         scales = np.abs(rotated).max(1, initial=0) / np.float32(127)
         scales[scales == 0] = 1
         return {"values": np.rint(rotated / scales[:, None]).astype(np.int8), "scales": scales}
@@ -55,18 +56,20 @@ class DenseLists(CodedLists):
         if "scales" not in arrays:
             return Dense(torch.from_numpy(np.asarray(arrays["values"], np.float32)))
         rotated = arrays["values"] * arrays["scales"][:, None]
-        return Dense(torch.from_numpy(rotated) @ self._matrix().T)
+        return Dense(rotate_rows_back(torch.from_numpy(rotated), self._rotation(), self.dim))
 
     def _score_rows(self, queries: Representation, rows: Array) -> Array:
         if self.config.keep != "int8" or self._metric == "euclidean" or not (rows >= 0).any():
             return super()._score_rows(queries, rows)
-        rotated = (cast(Dense, queries).values @ self._matrix()).numpy()  # instead of turning rows back
+        rotated = rotate_rows(cast(Dense, queries).values, self._rotation()).numpy()  # instead of rows, back
         values, scales = self.store.read("values.bin"), self.store.read("scales.bin")
         scores = np.full(rows.shape, -np.inf, np.float32)
-        for number, query in enumerate(rotated):
-            filled = rows[number] >= 0
-            chosen = rows[number, filled]
-            scores[number, filled] = (values[chosen] @ query) * scales[chosen]
+        for number, chosen in enumerate(rows):
+            here = np.arange(len(chosen))[None]
+            products = pair_scores(
+                "inner_product", rotated[number, None], values[chosen].astype(np.float32), here
+            )
+            scores[number] = np.where(chosen < 0, -np.inf, products[0] * scales[chosen])
         return scores
 
     def _row_arrays(self) -> list[str]:
@@ -92,7 +95,7 @@ class DenseLists(CodedLists):
         check_device(self.config.device)
 
     def _look_up(self, queries: Representation, k: int, keep: Array | None, live: int) -> Hits:
-        on_gpu, effort = self._device_lists(), self._effort(k, live)
+        on_gpu, effort = self._device_lists(), self._effort(k, live, self._covered)
         if on_gpu is None:
             return super()._look_up(queries, k, keep, live)
         keep = keep if keep is None else keep[: self._covered]
@@ -135,8 +138,8 @@ class DenseLists(CodedLists):
 
         return self.store.extended(("device", device), ["values.bin", *self._parts()], load)
 
-    def _effort(self, k: int, live: int) -> Effort:
-        effort = super()._effort(k, live)
+    def _effort(self, k: int, live: int, covered: int) -> Effort:
+        effort = super()._effort(k, live, covered)
         if self._nbits() == 1 or self.config.keep == "none":
             return effort
         return effort._replace(candidates=SIGNS * effort.candidates)
@@ -157,7 +160,7 @@ class DenseLists(CodedLists):
         n = self._covered
         if self.config.device != "cpu" and self._device_lists() is not None:
             return None
-        if self.store.rows("removed.bin") or n < len(self) or k < 1 or self._few(n, k):
+        if self.store.rows("removed.bin") or n < len(self) or k < 1 or self._few(n, n, k):
             return None
         searcher = self._searcher()
-        return searcher.single(k, self._effort(k, n))
+        return searcher.single(k, self._effort(k, n, n))

@@ -120,7 +120,7 @@ class Faiss(StoredRows):
         """Return a function that finds ``k`` hits of one query in this thread, if the structure suffices."""
         self._check_same()
         covered = self._count("covered")
-        if k < 1 or covered < len(self) or self.store.rows("removed.bin") or self._few(covered, k):
+        if k < 1 or covered < len(self) or self.store.rows("removed.bin") or self._few(covered, covered, k):
             return None
         structure, _ = self.store.derived("structure", self._open)
         if _on_gpu(structure):
@@ -154,10 +154,10 @@ class Faiss(StoredRows):
 
         return find
 
-    def _few(self, live: int, k: int) -> bool:
-        """Return whether a scan of all rows takes less time, or finds more, than the structure."""
+    def _few(self, live: int, covered: int, k: int) -> bool:
+        """Return whether a scan takes less time, or finds more, than the structure over ``covered`` rows."""
         limits = self.store.limits
-        return live <= max(limits.faiss_scan, self._count("covered") // 20, limits.faiss_scan_per_hit * k)
+        return live <= max(limits.faiss_scan, covered // 20, limits.faiss_scan_per_hit * k)
 
     def _search(self, queries: Representation, k: int, keep: Array | None) -> Hits:
         return self._search_structure(

@@ -140,6 +140,12 @@ class Flat(StoredRows):
             hits.rows[left], hits.scores[left] = self._scan_all(queries[left], k, keep)
         return hits
 
+    def _longest(self, rows: Array | slice, values: Array) -> float:
+        if not self._has_codes():
+            return super()._longest(rows, values)
+        norms, margins = (self.store.read(f"{name}.bin")[rows] for name in ("norms", "margins"))
+        return float((norms + margins).max(initial=0))
+
     def _device_search(self, queries: Representation) -> DenseSearch | None:
         """Return the search on a GPU, if the configuration wants one and its memory suffices."""
         self._check_build(queries)
@@ -191,6 +197,10 @@ class FlatInt8(Flat):
     a quarter of the bytes of `Flat`. Searches of tokens are several times as fast.
     """
 
+    def examined(self, k: int) -> int:
+        """Return how many documents are scored exactly for ``k`` hits."""
+        return k + min(k, _MOST) + _MARGIN
+
     def _encode(self, representation: Representation) -> dict[str, Array]:
         if representation.kind == "dense":
             return super()._encode(representation)
@@ -211,14 +221,12 @@ class FlatInt8(Flat):
     def _search(self, queries: Representation, k: int, keep: Array | None) -> Hits:
         if queries.kind == "dense":
             return super()._search(queries, k, keep)
-        rows = self._scan_all(queries, k + min(k, _MOST) + _MARGIN, keep).rows
+        rows = self._scan_all(queries, self.examined(k), keep).rows
         best = TopK(len(queries), k)
         best.push_pairs(self._score_rows(queries, rows), rows)
         return best.hits()
 
     def _scores(self, queries: Representation, rows: Array | slice) -> Tensor:
-        if queries.kind == "dense":
-            return super()._scores(queries, rows)
         tokens = cast(MultiVector, queries).tokens
         return maxsim_int8(*quantize_rows(tokens.values), tokens.offsets, *self._documents(rows))
 

@@ -15,10 +15,11 @@ from irkit.core.representation import Dense, MultiVector, Representation, Sparse
 from irkit.core.scoring import score, score_pairs
 from irkit.errors import BadTypeError, BadValueError, StorageError
 from irkit.index.array_files import Array
+from irkit.index.dense_scores import pair_scores
 from irkit.index.index_kinds import INDEX_KINDS, suitable_names
 from irkit.index.index_settings import IndexConfig, WindowsConfig
 from irkit.index.layout import removed_rows
-from irkit.index.metrics import Metric, from_products, unit
+from irkit.index.metrics import Metric, unit
 from irkit.index.state import snapshot
 from irkit.index.store import Store
 from irkit.index.term_ids import Vocabulary
@@ -250,12 +251,9 @@ class Index(ABC):
             size = max(1, numbers // (rows.shape[1] * self.dim))
             for start in range(0, len(rows), size):
                 part = slice(start, start + size)
-                documents = self.representations(rows[part].clip(0).reshape(-1))
-                values = cast(Dense, documents).values.view(*rows[part].shape, -1)
-                own = queries.values[part]
-                products = (values @ own[:, :, None])[..., 0]
-                scores[part] = from_products(self._metric, products, own, values)
-            scores[~filled] = -np.inf
+                values = self.representations(rows[part].clip(0).reshape(-1)).arrays()["values"]
+                chosen = np.where(filled[part], np.arange(len(values)).reshape(rows[part].shape), -1)
+                scores[part] = pair_scores(self._metric, queries[part].arrays()["values"], values, chosen)
         elif isinstance(queries, MultiVector):
             pairs = np.argwhere(filled)
             size = max(1, numbers // (4 * _TOKENS * max(1, self.dim)))  # so many stay in the cache

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-from torch import Tensor
+import numpy as np
+import torch
 
 from irkit.core.representation import Dense, Representation
+from irkit.index.array_files import Array
 
-__all__ = ["Metric", "from_products", "unit"]
+__all__ = ["Metric", "from_products", "squares_of", "unit"]
 
 Metric: TypeAlias = Literal["inner_product", "cosine", "euclidean"]
 
@@ -27,15 +29,28 @@ def unit(representation: Representation) -> Representation:
     return Dense(values / lengths.where(lengths > 0, 1))
 
 
-def from_products(metric: Metric, products: Tensor, queries: Tensor, documents: Tensor) -> Tensor:
+def from_products(metric: Metric, products: Array, query_squares: Array, squares: Array) -> Array:
     """Return the scores that inner products stand for.
 
     Args:
         metric: How vectors are compared. Vectors have length 1 for cosines.
         products: ``(n_q, n)`` float32.
-        queries: ``(n_q, dim)`` float32.
-        documents: ``(n, dim)`` or, if each query has its own, ``(n_q, n, dim)`` float32.
+        query_squares: ``(n_q,)`` float32, from `squares_of`.
+        squares: ``(n,)`` or, if each query has its own documents, ``(n_q, n)`` float32.
     """
     if metric != "euclidean":
         return products
-    return 2 * products - documents.square().sum(-1) - queries.square().sum(-1, keepdim=True)
+    with np.errstate(all="ignore"):  # numbers that float32 does not hold become infinite
+        scores: Array = 2 * products - squares - query_squares[:, None]
+    return scores
+
+
+def squares_of(metric: Metric, values: Array) -> Array:
+    """Return ``(n,)`` float32, the squared lengths of ``values (n, dim)`` if the metric needs them, or zeros.
+
+    Each is rounded as if it was alone.
+    """
+    if metric != "euclidean":
+        return np.zeros(len(values), np.float32)
+    squares: Array = torch.from_numpy(values).square().sum(-1).numpy()
+    return squares

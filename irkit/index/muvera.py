@@ -19,7 +19,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from irkit_kernels.dense_search import Effort
+from irkit_kernels.dense_search import Candidates, Effort
 from torch import Tensor
 
 from irkit.core.ragged import Ragged
@@ -29,7 +29,7 @@ from irkit.index.coded_lists import SIGNS, CodedLists
 from irkit.index.index_settings import MuveraConfig
 from irkit.index.state import snapshot
 from irkit.index.stored_rows import to_float16
-from irkit.index.topk import Hits, TopK
+from irkit.index.topk import Hits, TopK, query_table
 
 _NUMBERS = 1 << 23  # numbers of encodings made at once: 32 MB
 _SCAN = 1.75  # documents per candidate up to which all are scored: a scan takes less time for each
@@ -49,8 +49,8 @@ class Encoder:
         self._cells, self._projection = 1 << config.bits, config.projection
         planes = rng.standard_normal((dim, config.repetitions, config.bits))
         signs = rng.integers(0, 2, (dim, config.repetitions * config.projection)) * 2 - 1
-        self._planes = torch.from_numpy(planes.reshape(dim, -1).astype(np.float32))
-        self._signs = torch.from_numpy((signs / np.sqrt(config.projection)).astype(np.float32))
+        self._planes = torch.from_numpy(planes.reshape(dim, -1).astype(np.float32)).double()
+        self._signs = torch.from_numpy((signs / np.sqrt(config.projection)).astype(np.float32)).double()
         self._repetitions, self._weights = config.repetitions, 2 ** torch.arange(config.bits, device="cpu")
         # cells by the number of hyperplanes between them and each cell
         numbers = np.arange(self._cells)
@@ -74,12 +74,12 @@ class Encoder:
 
     def _sums(self, tokens: Ragged) -> tuple[Tensor, Tensor]:
         """Return the sum of the projected tokens, and their number, per text and repetition, and per cell."""
-        values, groups = tokens.values.float(), len(tokens) * self._repetitions
+        values, groups = tokens.values.double(), len(tokens) * self._repetitions  # rounded as if alone
         above = (values @ self._planes > 0).view(len(values), self._repetitions, len(self._weights))
         cell = (above * self._weights).sum(2)  # (tokens, repetitions)
         group = tokens.row_ids()[:, None] * self._repetitions + torch.arange(self._repetitions, device="cpu")
         position = (group * self._cells + cell).view(-1)
-        projected = (values @ self._signs).view(-1, self._projection)
+        projected = (values @ self._signs).float().view(-1, self._projection)
         sums = torch.zeros(groups * self._cells, self._projection, device="cpu")
         sums.index_add_(0, position, projected)
         counts = torch.bincount(position, minlength=groups * self._cells)
@@ -141,17 +141,28 @@ class Muvera(CodedLists):
         most = max(_TRAIN, _TRAIN_NUMBERS // self._width(self.dim))
         return max(lists, min(super()._sample_size(lists), most))
 
-    def _few(self, live: int, k: int) -> bool:
-        return live <= max(self._covered // 20, _SCAN * self._candidates(k, live))
+    def _few(self, live: int, covered: int, k: int) -> bool:
+        return live <= max(covered // 20, _SCAN * self._candidates(k, live, covered))
 
-    def _candidates(self, k: int, live: int) -> int:
+    def _effort(self, k: int, live: int, covered: int) -> Effort:
+        width = min(self._candidates(k, live, covered), covered)
+        return Effort(self._probes(width, live), SIGNS * width, width)
+
+    def _candidates(self, k: int, live: int, covered: int) -> int:
         """Return how many documents are ranked by MaxSim for ``k`` hits among ``live`` rows of lists."""
-        return math.ceil(max(self.config.candidates, 2 * k) * self._spare(live))
+        return math.ceil(max(self.config.candidates, 2 * k) * self._spare(live, covered))
+
+    def candidate_scores(
+        self, queries: Representation, found: Candidates, query: Array, column: Array
+    ) -> Array:
+        """See `CodedLists.candidate_scores`."""
+        rows = query_table(query, found.rows[query, column], len(queries), -1)
+        return self._score_rows(queries, rows)[rows >= 0]
 
     def _look_up(self, queries: Representation, k: int, keep: Array | None, live: int) -> Hits:
         assert isinstance(queries, MultiVector)
-        width, covered = min(self._candidates(k, live), self._covered), self._covered
-        effort = Effort(self._probes(width, live), SIGNS * width, width)
+        covered, effort = self._covered, self._effort(k, live, self._covered)
+        width = effort.refined
         keep = keep if keep is None else keep[:covered]
         rows, _ = self._searcher().find(self._query_vectors(queries), width, effort, keep)
         empty = (queries.tokens.lengths == 0).numpy()

@@ -13,9 +13,9 @@ from irkit.core.scoring import score
 from irkit.errors import BadValueError
 from irkit.index import bm25_index as bm25
 from irkit.index.array_files import Array
+from irkit.index.dense_scores import longest_of, push_rows
 from irkit.index.index_base import Index, row_list
 from irkit.index.layout import element_positions, row_blocks
-from irkit.index.metrics import from_products
 from irkit.index.state import snapshot
 from irkit.index.topk import Hits, TopK
 
@@ -113,8 +113,8 @@ class StoredRows(Index):
 
     # ---- search of a structure over the first rows; a kind of index with one overrides the first two ----
 
-    def _few(self, live: int, k: int) -> bool:
-        """Return whether a scan of all rows takes less time, or finds more, than the structure."""
+    def _few(self, live: int, covered: int, k: int) -> bool:
+        """Return whether a scan takes less time, or finds more, than the structure over ``covered`` rows."""
         raise NotImplementedError
 
     def _look_up(self, queries: Representation, k: int, keep: Array | None, live: int) -> Hits:
@@ -130,7 +130,7 @@ class StoredRows(Index):
         queries are searched at a time.
         """
         live = covered if keep is None else int(np.count_nonzero(keep[:covered]))
-        if self._few(live, k):
+        if self._few(live, covered, k):
             return self._scan_all(queries, k, keep)
 
         def search(block: Representation) -> Hits:
@@ -166,25 +166,36 @@ class StoredRows(Index):
             self._scan_rows(queries, best, first + np.flatnonzero(keep[first:]))
             return
         for start, stop in self._blocks(queries, first, n, self._ends()):
-            scores = self._scores(queries, slice(start, stop))
-            if keep is not None:
-                scores.masked_fill_(torch.from_numpy(~keep[start:stop]), float("-inf"))
-            best.push(scores.numpy(), np.arange(start, stop))
+            self._push(queries, best, slice(start, stop), None if keep is None else keep[start:stop])
 
     def _scan_rows(self, queries: Representation, best: TopK, rows: Array) -> None:
         """Push the exact scores of ``rows (n,)``, ascending."""
         ends = None if self._ends() is None else self.store.read("lengths.bin")[rows].cumsum()
         for start, stop in self._blocks(queries, 0, len(rows), ends):
-            chosen = rows[start:stop]
-            best.push(self._scores(queries, chosen).numpy(), chosen)
+            self._push(queries, best, rows[start:stop], None)
+
+    def _push(self, queries: Representation, best: TopK, rows: Array | slice, keep: Array | None) -> None:
+        """Push the exact scores of ``rows`` where ``keep (n,)`` is true (None: everywhere)."""
+        numbers = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
+        if isinstance(queries, Dense):
+            values, own = self._stored_rows(rows).arrays()["values"], queries.arrays()["values"]
+            push_rows(best, self._metric, own, values, numbers, keep, self._longest(rows, values))
+            return
+        scores = self._scores(queries, rows)
+        if keep is not None:
+            scores.masked_fill_(torch.from_numpy(~keep), float("-inf"))
+        best.push(scores.numpy(), numbers)
+
+    def _stored_rows(self, rows: Array | slice) -> Representation:
+        return self._slice(rows.start, rows.stop) if isinstance(rows, slice) else self._represent(rows)
+
+    def _longest(self, rows: Array | slice, values: Array) -> float:
+        """Return an upper bound of the length of rows, whose vectors are ``values (n, dim)``."""
+        return longest_of(values)
 
     def _scores(self, queries: Representation, rows: Array | slice) -> Tensor:
-        """Return the scores ``(n_q, n)`` of rows."""
-        documents = self._slice(rows.start, rows.stop) if isinstance(rows, slice) else self._represent(rows)
-        scores = score(queries, documents)
-        if isinstance(queries, Dense) and isinstance(documents, Dense):
-            return from_products(self._metric, scores, queries.values, documents.values)
-        return scores
+        """Return the scores ``(n_q, n)`` of rows of tokens or terms."""
+        return score(queries, self._stored_rows(rows))
 
     def _blocks(
         self, queries: Representation, start: int, stop: int, ends: Array | None

@@ -33,6 +33,9 @@ class TopK:
     A hit is one 64-bit key: bits of the score that sort as the score does, then the complement of the row. So
     the k largest keys are the k best hits, ties included. Scores of -inf are skipped.
 
+    Attributes:
+        k: Number of hits wanted for each query.
+
     Examples:
         >>> best = TopK(1, 2)
         >>> best.push(np.float32([[1, 3, 3, 3]]), np.arange(4))
@@ -41,37 +44,39 @@ class TopK:
     """
 
     def __init__(self, n_q: int, k: int) -> None:
-        self._k = k
+        self.k = k
         self._keys = np.empty((n_q, 0), np.int64)  # k or fewer per query, in any order
 
     def push(self, scores: Array, rows: Array) -> None:
         """Consider ``scores (n_q, n)`` float32 of ``rows (n,)``, all above the rows pushed before."""
         n_q, width = scores.shape
-        if width <= max(self._k, 64):
+        if width <= max(self.k, 64):
             self.push_keys(_key(scores, rows))
             return
         # few scores can enter: comparing finds them, far cheaper than sorting all of them
-        if self._keys.shape[1] < self._k:
-            limit = np.partition(scores, width - self._k, axis=1)[:, width - self._k, None]
+        if self._keys.shape[1] < self.k:
+            limit = np.partition(scores, width - self.k, axis=1)[:, width - self.k, None]
             positions = np.flatnonzero(scores >= limit)
         else:
-            positions = np.flatnonzero(scores > _score_of(self._keys.min(1, keepdims=True)))
+            positions = np.flatnonzero(scores > self.least()[:, None])
         query, column = np.divmod(positions, width)
-        counts = np.bincount(query, minlength=n_q)
-        keys = np.full((n_q, counts.max(initial=0)), _NOTHING)
-        keys[query, np.arange(len(positions)) - np.repeat(np.cumsum(counts) - counts, counts)] = _key(
-            scores.reshape(-1)[positions], rows[column]
-        )
-        self.push_keys(keys)
+        keys = _key(scores.reshape(-1)[positions], rows[column])
+        self.push_keys(query_table(query, keys, n_q, _NOTHING))
 
     def push_pairs(self, scores: Array, rows: Array) -> None:
         """Consider ``scores (n_q, n)`` of ``rows (n_q, n)``, each row at most once; row -1 is skipped."""
         self.push_keys(np.where(rows < 0, _NOTHING, _key(scores, rows)))
 
+    def least(self) -> Array:
+        """Return ``(n_q,)`` the score of the last hit so far; -inf for a query with fewer than ``k``."""
+        if self._keys.shape[1] < self.k:
+            return np.full(len(self._keys), -np.inf, np.float32)
+        return _score_of(self._keys.min(1))
+
     def hits(self) -> Hits:
         """Return the hits so far."""
         keys = np.sort(self._keys, axis=1)[:, ::-1]
-        rows = np.full((len(keys), self._k), -1)
+        rows = np.full((len(keys), self.k), -1)
         scores = np.full(rows.shape, -np.inf, np.float32)
         best = _score_of(keys)
         width = keys.shape[1]
@@ -82,7 +87,7 @@ class TopK:
     def push_keys(self, keys: Array) -> None:
         """Consider hits as ``keys (n_q, n)`` int64, each row at most once."""
         keys = np.concatenate([self._keys, keys], 1)
-        surplus = keys.shape[1] - self._k
+        surplus = keys.shape[1] - self.k
         if surplus > 0:
             keys = np.partition(keys, surplus, axis=1)[:, surplus:]
         self._keys = keys
@@ -93,6 +98,21 @@ def tensor_keys(scores: Tensor, rows: Tensor) -> Tensor:
     bits = (scores + 0).view(torch.int32)  # + 0 makes -0.0, which would sort lower, 0.0
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     return (ordered.long() << _ROW_BITS) | (_ROW_MASK - rows)
+
+
+def query_table(query: Array, values: Array, n_q: int, nothing: int) -> Array:
+    """Return ``(n_q, most)`` the ``values (n,)`` of each query, in order, and then ``nothing``.
+
+    Args:
+        query: ``(n,)`` ascending, the query of each value.
+        values: ``(n,)``.
+        n_q: Number of queries.
+        nothing: What fills up the rows of queries that have fewer values.
+    """
+    counts = np.bincount(query, minlength=n_q)
+    table = np.full((n_q, counts.max(initial=0)), nothing, values.dtype)
+    table[query, np.arange(len(query)) - np.repeat(np.cumsum(counts) - counts, counts)] = values
+    return table
 
 
 def _key(scores: Array, rows: Array) -> Array:

@@ -22,9 +22,11 @@ from pathlib import Path
 
 from ._jit import Target, compiling_for
 from ._products import write_add_rows
-from .dense_scan.cpu_rank import write_hits, write_keys
+from .dense_scan.cpu_rank import write_hits, write_keys, write_products
 from .dense_scan.cpu_scan import write_scan
 from .dense_search.cpu_frame import Plan as DensePlan
+from .dense_search.cpu_joint import write_candidates, write_places
+from .dense_search.cpu_rotate import write_rotation
 from .dense_search.cpu_search import write_search as write_dense_search
 from .dense_search.op import SHUFFLES
 from .int8_linear.cpu_tile import ACTIVATIONS as INT8_ACTIVATIONS
@@ -96,6 +98,7 @@ def modules() -> Iterator[tuple[str, str]]:
     yield from _dense_search()
     yield "dense_scan.keys()", write_keys()
     yield "dense_scan.hits()", write_hits()
+    yield "dense_scan.products()", write_products()
     for vnni in _FLAGS:
         yield f"dense_scan(vnni={vnni})", write_scan(vnni)
 
@@ -146,6 +149,8 @@ def _sparse_search() -> Iterator[tuple[str, str]]:
 
 
 def _dense_search() -> Iterator[tuple[str, str]]:
+    for back in _FLAGS:
+        yield f"dense_search.rotate_rows(back={back})", write_rotation(back)
     cpus = [(False, shuffle) for shuffle in (*SHUFFLES.values(), ("", 0))]
     for vnni, shuffle in [(True, SHUFFLES["avx512bw"]), *cpus]:
         for nbits, keep in product((1, 2, 4), ("none", "int8", "float16", "float32")):
@@ -154,6 +159,8 @@ def _dense_search() -> Iterator[tuple[str, str]]:
                 look_up = shuffle[0] or "no shuffle"
                 name = f"{width}, nbits={nbits}, keep={keep}, vnni={vnni}, {look_up}"
                 yield f"dense_search({name})", write_dense_search(plan)
+                yield f"dense_search.candidates({name})", write_candidates(plan)
+                yield f"dense_search.rank_places({name})", write_places(plan)
 
 
 def main(folder: str = "") -> None:

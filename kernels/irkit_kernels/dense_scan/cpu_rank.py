@@ -1,6 +1,7 @@
 """LLVM IR that scores chosen rows of dense vectors, and turns sorted keys into hits.
 
 The ``write_*`` functions generate LLVM IR: what a docstring says is computed, the generated code computes.
+The order of the additions of a score depends on the number of dimensions alone.
 
 A key is an integer of 64 bits: the lower, the better. It holds the score, in bits that sort in reverse, and
 the row, so that ties go to the lower row.
@@ -8,9 +9,12 @@ the row, so that ties go to the lower row.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from .._typed import Array, Function, Record, Struct, Value, module, vector
 
-__all__ = ["RANK", "write_hits", "write_keys"]
+__all__ = ["RANK", "write_hits", "write_keys", "write_products"]
 
 LANES = 16
 _AHEAD = 4  # rows that are fetched ahead
@@ -37,6 +41,34 @@ def write_keys() -> str:
     """Write ``keys``, which scores the chosen rows of each query."""
     x = Function("keys", public=True, f=RANK)
     (f,) = x.parameters
+    with _chosen_rows(x, f) as (start, i, row, fine, query, numbers):
+        with x.when(fine, key=x.constant("i64", _NOTHING)) as branch:
+            score = _product(x, f, query, numbers) + 0.0  # -0.0 would sort lower
+            bits = score.cast("i32")
+            lower = (bits ^ (bits.shift_signed(31) & 0x7FFFFFFF)) ^ -1
+            branch.key = (lower.to("i64") << 32) | row
+        f.keys[start + i] = branch.key
+    return module(x)
+
+
+def write_products() -> str:
+    """Write ``products``, which writes the score of each chosen row, of what is no row minus infinity."""
+    x = Function("products", public=True, f=RANK)
+    (f,) = x.parameters
+    with _chosen_rows(x, f) as (start, i, _, fine, query, numbers):
+        with x.when(fine, score=x.constant("float", float("-inf"))) as branch:
+            branch.score = _product(x, f, query, numbers)
+        f.scores[start + i] = branch.score
+    return module(x)
+
+
+@contextmanager
+def _chosen_rows(x: Function, f: Record) -> Iterator[tuple[Value, Value, Value, Value, Array, Array]]:
+    """Write a loop over the chosen rows of all queries.
+
+    The block gets the position of the first row of the query, and the number of this one; the row, and
+    whether there is such a row; the query, and the numbers of the row.
+    """
     last = f.width - 1
     with x.range(0, f.n_q) as each:
         query, start = f.queries.at(each.i * f.dim), each.i * f.width
@@ -51,13 +83,7 @@ def write_keys() -> str:
             with x.range(0, f.dim, LANES) as lines:
                 x.prefetch(ahead.at(lines.i))
             row, fine, numbers = row_at(loop.i)
-            with x.when(fine, key=x.constant("i64", _NOTHING)) as branch:
-                score = _product(x, f, query, numbers) + 0.0  # -0.0 would sort lower
-                bits = score.cast("i32")
-                lower = (bits ^ (bits.shift_signed(31) & 0x7FFFFFFF)) ^ -1
-                branch.key = (lower.to("i64") << 32) | row
-            f.keys[start + loop.i] = branch.key
-    return module(x)
+            yield start, loop.i, row, fine, query, numbers
 
 
 def write_hits() -> str:

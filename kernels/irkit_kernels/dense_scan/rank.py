@@ -1,4 +1,4 @@
-"""The best of chosen rows of dense vectors, by exact scores; see README.md."""
+"""Exact scores of chosen rows of dense vectors, and the best of these rows; see README.md."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from .._jit import compile_ir, compiled_once
 from .._threads import share, threads_for
-from .cpu_rank import RANK, write_hits, write_keys
+from .cpu_rank import RANK, write_hits, write_keys, write_products
 
-__all__ = ["best_of", "ranking"]
+__all__ = ["best_of", "products", "ranking"]
 
 Array = NDArray[Any]
 _WORD = {name: offset // 8 for name, offset in RANK.offsets.items()}
@@ -46,6 +46,36 @@ def best_of(values: Array, queries: Array, chosen: Array, k: int) -> tuple[Array
     return rows, scores
 
 
+def products(values: Array, queries: Array, chosen: Array) -> Array:
+    """Return the products of the rows that were chosen for each query, whatever is scored beside them.
+
+    A product of matrices rounds otherwise for other numbers of rows. Here the additions have one order, that
+    of `best_of` and of the kept rows of ``dense_search``.
+
+    Args:
+        values: ``(n, dim)`` float32, which may be a mapped file.
+        queries: ``(n_q, dim)`` float32.
+        chosen: ``(n_q, width)`` int64: rows; what is not from 0 to n - 1 gets minus infinity.
+
+    Returns:
+        ``(n_q, width)`` float32.
+
+    Raises:
+        ValueError: An array has another dtype or shape.
+    """
+    scores = np.empty(chosen.shape, np.float32)
+    threads = threads_for(chosen.size * values.shape[1], _PER_THREAD)
+
+    def score(start: int, stop: int) -> None:
+        part = slice(start, stop)
+        arrays = {"values": values, "queries": queries[part], "chosen": chosen[part], "scores": scores[part]}
+        frame = _frame(len(values), values.shape[1], chosen.shape[1], chosen.shape[1], arrays)
+        _compiled_products()(frame.__array_interface__["data"][0])
+
+    share(score, len(queries), threads)
+    return scores
+
+
 def ranking(values: Array, queries: Array, chosen: Array, rows: Array, scores: Array) -> Callable[[], None]:
     """Return a function without arguments that does what `best_of` does, on arrays that the caller refills.
 
@@ -56,26 +86,10 @@ def ranking(values: Array, queries: Array, chosen: Array, rows: Array, scores: A
         rows: ``(n_q, k)`` int64, written at each call.
         scores: ``(n_q, k)`` float32, written at each call.
     """
-    (n, dim), (n_q, width), k = values.shape, chosen.shape, rows.shape[1]
-    expected = {
-        "values": (values, np.float32, (n, dim)),
-        "queries": (queries, np.float32, (n_q, dim)),
-        "chosen rows": (chosen, np.int64, (n_q, width)),
-        "rows": (rows, np.int64, (n_q, min(k, width))),
-        "scores": (scores, np.float32, (n_q, k)),
-    }
-    for name, (array, dtype, shape) in expected.items():
-        if array.dtype != dtype or array.shape != shape or not array.flags.c_contiguous:
-            raise ValueError(
-                f"dense_scan: {name} are {array.dtype} {array.shape}, expected {np.dtype(dtype)} {shape}"
-            )
-    frame, keys = np.zeros(len(_WORD), np.int64), np.empty((n_q, width), np.int64)
-    numbers = {"dim": dim, "n": n, "n_q": n_q, "width": width, "k": k}
+    keys = np.empty(chosen.shape, np.int64)
     arrays = {"values": values, "queries": queries, "chosen": chosen, "keys": keys}
     arrays |= {"rows": rows, "scores": scores}
-    numbers |= {name: array.__array_interface__["data"][0] for name, array in arrays.items()}
-    for name, number in numbers.items():
-        frame[_WORD[name]] = number
+    frame = _frame(*values.shape, chosen.shape[1], rows.shape[1], arrays)
     frame_address, (score, hits), sort = frame.__array_interface__["data"][0], _compiled(), keys.sort
     held = frame, arrays
 
@@ -85,6 +99,35 @@ def ranking(values: Array, queries: Array, chosen: Array, rows: Array, scores: A
         hits(frame_address)
 
     return rank
+
+
+def _frame(n: int, dim: int, width: int, k: int, arrays: dict[str, Array]) -> Array:
+    """Return what the compiled code reads: sizes, and addresses of arrays, which are checked."""
+    n_q = len(arrays["chosen"])
+    expected = {
+        "values": (np.float32, (n, dim)),
+        "queries": (np.float32, (n_q, dim)),
+        "chosen": (np.int64, (n_q, width)),
+        "rows": (np.int64, (n_q, min(k, width))),
+        "scores": (np.float32, (n_q, k)),
+    }
+    frame = np.zeros(len(_WORD), np.int64)
+    for name, array in arrays.items():
+        dtype, shape = expected.get(name, (array.dtype, array.shape))
+        if array.dtype != dtype or array.shape != shape or not array.flags.c_contiguous:
+            title = {"chosen": "chosen rows"}.get(name, name)
+            raise ValueError(
+                f"dense_scan: {title} are {array.dtype} {array.shape}, expected {np.dtype(dtype)} {shape}"
+            )
+        frame[_WORD[name]] = array.__array_interface__["data"][0]
+    for name, number in {"dim": dim, "n": n, "n_q": n_q, "width": width, "k": k}.items():
+        frame[_WORD[name]] = number
+    return frame
+
+
+@compiled_once
+def _compiled_products() -> Callable[..., None]:
+    return compile_ir(write_products(), "products", [ctypes.c_void_p])
 
 
 @compiled_once

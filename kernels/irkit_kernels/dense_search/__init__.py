@@ -3,10 +3,13 @@
 from .build import Encoder, assign, list_margins
 from .checks import check_segment
 from .codes import arrange, codes_at, codes_of, decode, empty_segment, put
-from .op import Effort, Searcher, effort_of
-from .rotation import Rotation, make_rotation
+from .cpu_joint import NO_PLACE
+from .op import Candidates, Effort, Searcher, effort_of
+from .rotation import Rotation, make_rotation, rotate_rows, rotate_rows_back
 
 __all__ = [
+    "NO_PLACE",
+    "Candidates",
     "Effort",
     "Encoder",
     "Rotation",
@@ -22,4 +25,6 @@ __all__ = [
     "list_margins",
     "make_rotation",
     "put",
+    "rotate_rows",
+    "rotate_rows_back",
 ]

@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .._jit import cpu_features
+from ..dense_scan import products
 from ..residual_maxsim import assign as largest_product
 from .codes import decode
 from .lists import quantized
-from .rotation import Rotation, rotate, rotation_matrix
+from .rotation import Rotation, rotate, rotate_rows, rotate_rows_back
 
 __all__ = ["STEPS", "Encoder", "assign", "list_margins"]
 
@@ -30,7 +31,8 @@ def assign(vectors: Array, centroids: Array) -> Array:
 
     The nearest centroid has the largest ``v c - |c|**2 / 2``. With AVX512-VNNI this is a product of vectors
     of some more dimensions, rounded to bytes to find candidates, see `residual_maxsim.assign`: 1 of 20,000
-    vectors gets another centroid, hardly farther away. Otherwise it is torch's product in float32.
+    vectors gets another centroid, hardly farther away. Otherwise it is a product in float32. The vectors
+    beside a vector do not matter.
 
     Args:
         vectors: ``(n, dim)`` float32 or float16, such as a memory map; read in blocks.
@@ -53,13 +55,22 @@ def assign(vectors: Array, centroids: Array) -> Array:
 
 
 def _nearest_floats(vectors: Array, centroids: Array, halves: Array) -> Array:
+    """Choose by torch's product, and where its rounding might decide, by products rounded one by one."""
     columns = torch.from_numpy(centroids).T
-    return torch.addmm(torch.from_numpy(halves), torch.from_numpy(vectors), columns).argmax(1).numpy()
+    scores = torch.addmm(torch.from_numpy(halves), torch.from_numpy(vectors), columns).numpy()
+    nearest: Array = scores.argmax(1)
+    reach = np.sqrt(-2 * halves.min()) * (np.linalg.norm(vectors, axis=1) + np.sqrt(-2 * halves.min()))
+    error = ((vectors.shape[1] + 8) * 2.0**-22 * reach + _TINY).astype(np.float32)
+    close = np.count_nonzero(scores >= (scores.max(1) - error)[:, None], axis=1) > 1
+    if close.any():
+        every = np.tile(np.arange(len(centroids)), (int(close.sum()), 1))
+        nearest[close] = (products(centroids, vectors[close], every) + halves).argmax(1)
+    return nearest
 
 
 def _nearest_bytes(vectors: Array, centroids: Array, halves: Array) -> Array:
-    """Append dimensions whose product adds the halves, with numbers of the size of a vector's."""
-    size = max(float(np.abs(vectors).max(1).mean()), _TINY)
+    """Append dimensions whose product adds the halves, with numbers of the size of a centroid's."""
+    size = max(float(np.abs(centroids).max(1).mean()), _TINY)
     more = ((halves - halves.mean()) / (_SPARE * size)).astype(np.float32)
     wide_vectors = np.concatenate([vectors, np.full((len(vectors), _SPARE), size, np.float32)], 1)
     wide_centroids = np.concatenate([centroids, np.repeat(more[:, None], _SPARE, 1)], 1)
@@ -124,13 +135,13 @@ class Encoder:
             raise ValueError("dense_search: codes of 1 bit stand for no vectors; expected 2 or 4 for decoded")
         self.centroids, self.nbits = np.array(centroids, np.float32), nbits
         self.euclidean, self.decoded, self.keep_int8 = euclidean, decoded, keep_int8
-        self._matrix = rotation_matrix(centroids.shape[1], rotation)
+        self._rotation = rotation
         codes, scales = quantized(rotate(torch.from_numpy(self.centroids), rotation).numpy())
         self.rotated = torch.from_numpy(codes * scales[:, None])
         self._squares = self.rotated.square().sum(1)
 
     def encode(self, vectors: Array, lists: Array | None = None) -> dict[str, Array]:
-        """Encode ``vectors (n, dim)``, in blocks.
+        """Encode ``vectors (n, dim)``, in blocks; the codes of a vector do not depend on the others.
 
         Args:
             vectors: Finite numbers.
@@ -142,7 +153,7 @@ class Encoder:
             8)`` uint8 and ``level_factors (n,)`` as ``factors``; ``biases (n,)`` float32 of euclidean
             distances; ``kept (n, width)`` int8 and ``kept_scales (n,)`` float32 if they were asked for.
         """
-        size = max(1, _BLOCK // max(self._matrix.shape))
+        size = max(1, _BLOCK // self.rotated.shape[1])
         blocks = range(0, max(1, len(vectors)), size)
         lists = assign(vectors, self.centroids) if lists is None else lists
         parts = [
@@ -153,7 +164,7 @@ class Encoder:
 
     def _encode(self, block: Array, lists: Array) -> dict[str, Array]:
         vectors = torch.from_numpy(block)
-        rotated, own = vectors @ self._matrix, torch.from_numpy(lists).long()
+        rotated, own = rotate_rows(vectors, self._rotation), torch.from_numpy(lists).long()
         centroids, squares = self.rotated[own], self._squares[own]
         residuals = rotated - centroids
         square = residuals.square().sum(1)
@@ -167,7 +178,9 @@ class Encoder:
         codes["factors"] = _factors(residuals, signs.float().mul_(2).sub_(1), square, centroids, squares)
         codes["signs"] = _packed(signs)
         if self.euclidean:
-            compared = decode(codes, self.rotated) @ self._matrix.T if self.decoded else vectors
+            compared = vectors
+            if self.decoded:
+                compared = rotate_rows_back(decode(codes, self.rotated), self._rotation, block.shape[1])
             codes["biases"] = -compared.square().sum(1).numpy()
         if self.keep_int8:
             codes["kept"], codes["kept_scales"] = _int8(rotated)

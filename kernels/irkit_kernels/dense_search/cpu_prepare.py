@@ -15,7 +15,7 @@ from __future__ import annotations
 from .._typed import Array, Function, Value
 from .cpu_frame import BYTES, CHUNK, FLOATS, FRAME, INTS, LANES, Plan
 
-__all__ = ["HIGHEST_SUM", "ROUNDS", "look_up", "write_prepare"]
+__all__ = ["HIGHEST_SUM", "ROUNDS", "hadamard", "look_up", "write_prepare"]
 
 ROUNDS = 3
 HIGHEST_SUM = 61  # of 4 numbers before they are rounded, which can add 2; 4 such sums fit a byte
@@ -78,7 +78,7 @@ def _rotate(plan: Plan) -> Function:
             for j in range(0, CHUNK, LANES):
                 column = chunks.i + j
                 parts.append(values.vectors(LANES)[column] * signs.vectors(LANES)[column])
-            for j, part in enumerate(_hadamard(x, parts)):
+            for j, part in enumerate(hadamard(x, parts)):
                 other.vectors(LANES)[chunks.i + LANES * j] = part
         last = plan.width - 1
         with x.range(0, plan.width, 4) as loop:
@@ -88,7 +88,7 @@ def _rotate(plan: Plan) -> Function:
     return x
 
 
-def _hadamard(x: Function, parts: list[Value]) -> list[Value]:
+def hadamard(x: Function, parts: list[Value]) -> list[Value]:
     """Transform 64 numbers: replace pairs, at growing distances, by their sums and differences."""
     for distance in (1, 2, 4, 8):
         minus = x.constants("float", [-1.0 if lane & distance else 1.0 for lane in range(LANES)])

@@ -10,7 +10,7 @@ from .._typed import Array, Function, Record, Value, vector
 from .cpu_collect import key_of
 from .cpu_frame import BLOCK, CHUNK, FLOATS, FRAME, INTS, LANES, Plan
 
-__all__ = ["write_rank"]
+__all__ = ["list_of", "segment_of", "write_rank"]
 
 _AHEAD = 6  # candidates whose rows are fetched ahead
 _BYTES = {"int8": 1, "float16": 2, "float32": 4}
@@ -24,7 +24,7 @@ def write_rank(plan: Plan) -> list[Function]:
     return [*codes, *levels, _rank_rows(plan)]
 
 
-def _segment(x: Function, f: Record, position: Value) -> Record:
+def segment_of(x: Function, f: Record, position: Value) -> Record:
     """Return the segment of a position: the last that begins at or before it."""
     with x.range(1, f.n_segments, number=0) as loop:
         loop.number = x.where(f.segments[loop.i].first <= position, loop.i, loop.number)
@@ -49,7 +49,7 @@ def _rank_codes(plan: Plan) -> Function:
 
     def codes(i: Value) -> tuple[Record, Value, Array]:
         position = items[i].to("i64")
-        segment = _segment(x, f, position)
+        segment = segment_of(x, f, position)
         row = position - segment.first
         return segment, row, segment.planes.at(row * (others * plane))
 
@@ -104,11 +104,11 @@ def _rank_levels(plan: Plan) -> Function:
     values, parts = f.values, range(CHUNK // LANES)
     with x.range(0, f.count) as loop:
         position = f.items[loop.i].to("i64")
-        segment = _segment(x, f, position)
+        segment = segment_of(x, f, position)
         row = position - segment.first
 
         # The product with the centroid of the row's list.
-        number = _list(x, f, segment, row)
+        number = list_of(x, f, segment, row)
         product = _product(x, f, plan, f.list_codes.at(number * plan.width))
         base = product * f.list_code_scales[number]
 
@@ -138,7 +138,7 @@ def _rank_levels(plan: Plan) -> Function:
     return x
 
 
-def _list(x: Function, f: Record, segment: Record, row: Value) -> Value:
+def list_of(x: Function, f: Record, segment: Record, row: Value) -> Value:
     """Return the number of the list that has a row: the last that begins at or before it."""
     offsets, last = segment.offsets, f.n_lists - 1
     with x.range(0, f.list_bits, number=0, jump=x.constant("i64", 1) << f.list_bits - 1) as loop:
@@ -163,7 +163,7 @@ def _rank_rows(plan: Plan) -> Function:
     # Look all rows up first, so that the processor waits for many of them at a time.
     with x.range(0, f.count, number=0) as loop:
         position = items[loop.i].to("i64")
-        segment = _segment(x, f, position)
+        segment = segment_of(x, f, position)
         offset = position - segment.first
         row = segment.rows[offset]
         key = keys[loop.i]

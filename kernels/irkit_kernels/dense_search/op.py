@@ -16,11 +16,12 @@ from .._jit import compile_ir, compiled_once, cpu_features
 from .._threads import share
 from .checks import check_kept, check_margins, check_rotation, check_segment
 from .cpu_frame import FRAME, PANEL, SEGMENT, SLACK, Plan
+from .cpu_joint import NO_PLACE, write_candidates, write_places
 from .cpu_search import write_search
 from .lists import group_lists, list_biases, panels, quantized
 from .rotation import Rotation, rotate
 
-__all__ = ["SHUFFLES", "Effort", "Searcher", "effort_of"]
+__all__ = ["SHUFFLES", "Candidates", "Effort", "Searcher", "effort_of"]
 
 Array = NDArray[Any]
 Single = Callable[[Array], tuple[Array, Array]]
@@ -53,6 +54,25 @@ class Effort(NamedTuple):
     candidates: int
     refined: int
     groups: int = 0
+
+
+class Candidates(NamedTuple):
+    """The rows that a search scores by their signs and keeps, in the order in which they are scanned.
+
+    Attributes:
+        rows: ``(n_q, candidates)`` int64, -1 where there are no more.
+        places: The same shape, uint32: where they are in the segments, for `Searcher.rank`.
+        ranks: uint32, the rank of the list of each for the query: of equal scores the lower rank is kept, and
+            in a list the lower row.
+        rough: float32, scores by signs; -inf where there is no row.
+        fine: float32, scores by all bits of the codes; the same as ``rough`` if codes have one bit.
+    """
+
+    rows: Array
+    places: Array
+    ranks: Array
+    rough: Array
+    fine: Array
 
 
 def effort_of(probes: int, k: int) -> Effort:
@@ -126,6 +146,7 @@ class Searcher:
         for name, number in numbers.items():
             self._frame[_WORD[name]] = number
         self._segments = segments
+        self._firsts = np.cumsum([0, *(len(part["rows"]) for part in segments)])[:-1]
         self._thread = threading.local()
 
     def find(
@@ -146,9 +167,7 @@ class Searcher:
         Raises:
             ValueError: The queries or the filter have another shape.
         """
-        queries = np.ascontiguousarray(queries, np.float32)
-        if queries.ndim != 2 or queries.shape[1] != self.dim:
-            raise ValueError(f"dense_search: queries are {queries.shape}, expected (n, {self.dim})")
+        queries = self._checked(queries)
         allowed = None if keep is None else self._allowed(keep)
         n_q = len(queries)
         rows, scores = np.full((n_q, k), -1, np.int64), np.full((n_q, k), -np.inf, np.float32)
@@ -156,20 +175,84 @@ class Searcher:
             return rows, scores
         chosen = self.effort(effort, k)
 
+        self._run(self._search, queries, chosen, k, allowed, {"rows": rows, "scores": scores})
+        return rows, scores
+
+    def _run(
+        self,
+        work: Callable[..., None],
+        queries: Array,
+        effort: Effort,
+        k: int,
+        allowed: Array | None,
+        outputs: Mapping[str, Array],
+    ) -> None:
+        """Call compiled code for all queries; ``outputs`` have a row for each query."""
+
         def search(start: int, stop: int) -> None:
-            frame = self._prepare(chosen)
-            arrays = {"queries": queries[start:stop], "rows": rows[start:stop], "scores": scores[start:stop]}
-            for name, array in arrays.items():
-                frame[_WORD[name]] = address(array)
+            frame = self._prepare(effort)
+            for name, array in {"queries": queries, **outputs}.items():
+                frame[_WORD[name]] = address(array[start:stop])
             frame[_WORD["n_q"]], frame[_WORD["k"]] = stop - start, k
             frame[_WORD["allowed"]] = 0 if allowed is None else address(allowed)
-            self._search(address(frame))
+            work(address(frame))
 
+        n_q = len(queries)
         if n_q == 1:
             search(0, 1)
         else:
-            share(search, n_q, torch.get_num_threads(), multiple=min(_QUERIES_PER_CALL, n_q))
-        return rows, scores
+            share(search, n_q, torch.get_num_threads(), multiple=min(_QUERIES_PER_CALL, max(n_q, 1)))
+
+    def _checked(self, queries: Array) -> Array:
+        queries = np.ascontiguousarray(queries, np.float32)
+        if queries.ndim != 2 or queries.shape[1] != self.dim:
+            raise ValueError(f"dense_search: queries are {queries.shape}, expected (n, {self.dim})")
+        return queries
+
+    def candidates(self, queries: Array, effort: Effort, keep: Array | None = None) -> Candidates:
+        """Find what `find` ranks: arguments are its own.
+
+        The best ``effort.candidates`` of several searchers that have the same lists are those of one searcher
+        of all rows, and so on for the next step.
+        """
+        queries, chosen = self._checked(queries), self.effort(effort, 1)
+        allowed, shape = None if keep is None else self._allowed(keep), (len(queries), chosen.candidates)
+        places, ranks = np.full(shape, NO_PLACE, np.uint32), np.full(shape, NO_PLACE, np.uint32)
+        rough = np.full(shape, -np.inf, np.float32)
+        fine = rough if self._plan.nbits == 1 else rough.copy()
+        outputs = {"places": places, "ranks": ranks, "rough": rough, "fine": fine}
+        if self.n_rows and self.n_lists and len(self._segments):
+            self._run(_compiled_candidates(self._plan), queries, chosen, 0, allowed, outputs)
+        rows = np.full(shape, -1)
+        for segment, first in zip(self._segments, self._firsts, strict=True):
+            own = (places >= first) & (places < first + len(segment["rows"]))
+            rows[own] = segment["rows"][places[own] - first]
+        rows[rows >= self.n_rows] = -1  # of a damaged file
+        return Candidates(rows, places, ranks, rough, fine)
+
+    def rank(self, queries: Array, places: Array) -> Array:
+        """Score chosen candidates as `find` scores its hits.
+
+        Args:
+            queries: ``(n_q, dim)`` finite numbers.
+            places: ``(n_q, n)`` uint32, of `candidates` whose row is not -1, in any order; ``NO_PLACE`` after
+                the last one of a query.
+
+        Returns:
+            ``(n_q, n)`` float32; -inf where there is no place.
+
+        Raises:
+            ValueError: A place is in no segment.
+        """
+        queries, scores = self._checked(queries), np.full(places.shape, -np.inf, np.float32)
+        total = sum(len(segment["rows"]) for segment in self._segments)
+        if ((places >= total) & (places != NO_PLACE)).any():
+            raise ValueError(f"dense_search: a place is above the {total} of the segments")
+        places = np.ascontiguousarray(places, np.uint32)
+        if places.size and total:
+            effort, outputs = Effort(1, places.shape[1], 1, 1), {"places": places, "scores": scores}
+            self._run(_compiled_places(self._plan), queries, effort, places.shape[1], None, outputs)
+        return scores
 
     def single(self, k: int, effort: Effort | int = 16) -> Single:
         """Return a function that finds the best rows of one query, with the least overhead.
@@ -287,6 +370,16 @@ def _features() -> tuple[bool, tuple[str, int]]:
     """Return whether this CPU has AVX512-VNNI, and its instruction that looks up bytes."""
     features = cpu_features()
     return "avx512vnni" in features, next((SHUFFLES[name] for name in SHUFFLES if name in features), ("", 0))
+
+
+@compiled_once
+def _compiled_candidates(plan: Plan) -> Callable[..., None]:
+    return compile_ir(write_candidates(plan), "candidates", [ctypes.c_void_p])
+
+
+@compiled_once
+def _compiled_places(plan: Plan) -> Callable[..., None]:
+    return compile_ir(write_places(plan), "rank_places", [ctypes.c_void_p])
 
 
 @compiled_once

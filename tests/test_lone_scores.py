@@ -1,0 +1,135 @@
+"""A score depends on the query and the document alone: not on other queries, and not on other documents."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from irkit_kernels.dense_search.op import METRICS
+
+from irkit import Dense, MultiVector, Ragged, Sparse
+from irkit.core.representation import Representation
+from irkit.index import Index, Limits, Store, create_index, open_index, use_limits
+from irkit.index.dense_scores import longest_of, pair_scores, push_rows
+from irkit.index.topk import TopK
+
+ROWS, QUERIES = 3000, 70
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{
+        f"flat-{dtype}-{metric}": ("dense", {"kind": "flat", "dtype": dtype, "metric": metric})
+        for dtype in ("float32", "float16", "bfloat16", "int8")
+        for metric in METRICS
+    },
+    **{f"dense-{keep}": ("dense", {"kind": "dense", "keep": keep}) for keep in ("float32", "int8", "none")},
+    "dense-euclidean": ("dense", {"kind": "dense", "metric": "euclidean", "bits": 4}),
+    "tokens": ("multi_vector", {"kind": "flat"}),
+    "tokens-int8": ("multi_vector", {"kind": "flat", "dtype": "int8"}),
+    "muvera": ("multi_vector", {"kind": "muvera", "repetitions": 4, "bits": 2}),
+    "plaid": ("multi_vector", {"kind": "plaid", "device": "cpu"}),
+    "sparse": ("sparse", {"kind": "flat"}),
+    "inverted": ("sparse", {"kind": "inverted", "mode": "exact"}),
+}
+
+
+def make(kind: str, n: int, rng: np.random.Generator) -> Representation:
+    def rows(count: int, dim: int) -> torch.Tensor:
+        centres = np.random.default_rng(0).standard_normal((30, dim))
+        values = centres[rng.integers(0, 30, count)] + 0.4 * rng.standard_normal((count, dim))
+        return torch.from_numpy(values.astype(np.float32))
+
+    if kind == "dense":
+        return Dense(rows(n, 100))
+    if kind == "multi_vector":
+        lengths = torch.from_numpy(rng.integers(1, 8, n))
+        return MultiVector(Ragged(rows(int(lengths.sum()), 20), lengths))
+    weights = rows(n, 60).abs() * torch.from_numpy(rng.random((n, 60)) < 0.3)
+    return Sparse.from_dense(weights.float())
+
+
+def build(path: Path, config: dict[str, Any], data: Representation) -> Index:
+    with Store.build(path) as store:
+        index = create_index(store, config)
+        index.add(data)
+        index.finish()
+        store.publish()
+    return open_index(Store.open(path))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_query_alone_finds_what_it_finds_among_others(kind: str, tmp_path: Path) -> None:
+    held, config = KINDS[kind]
+    rng = np.random.default_rng(1)
+    data, queries = make(held, ROWS, rng), make(held, QUERIES, rng)
+    for name, limits in (
+        ("codes", Limits(dense_scan=100)),
+        ("scan", Limits(flat_scan=ROWS, dense_scan=ROWS)),
+    ):
+        with use_limits(limits):
+            index = build(tmp_path / name, config, data)
+            for allowed in (None, rng.random(ROWS) < 0.6, rng.random(ROWS) < 0.02):
+                for k in (1, 10, 400):
+                    whole = index.search(queries, k, allowed)
+                    for start, stop in ((0, 1), (5, 6), (7, 20), (40, 70)):
+                        part = index.search(queries[start:stop], k, allowed)
+                        np.testing.assert_array_equal(part.rows, whole.rows[start:stop])
+                        np.testing.assert_array_equal(part.scores, whole.scores[start:stop])
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.startswith(("flat", "tokens", "sparse"))])
+def test_a_document_scores_in_a_part_as_in_the_whole(kind: str, tmp_path: Path) -> None:
+    held, config = KINDS[kind]
+    rng = np.random.default_rng(2)
+    data, queries = make(held, ROWS, rng), make(held, QUERIES, rng)
+    whole = build(tmp_path / "whole", config, data).search(queries, 100)
+    owners, best = rng.integers(0, 3, ROWS), TopK(QUERIES, 100)
+    for owner in range(3):
+        rows = np.flatnonzero(owners == owner)
+        part = build(tmp_path / str(owner), config, data[torch.from_numpy(rows)])
+        hits = part.search(queries, 100)
+        best.push_pairs(hits.scores, rows[hits.rows])
+        # a chosen document scores as in a search
+        np.testing.assert_array_equal(part.rescore(queries, hits.rows[:, :7]), hits.scores[:, :7])
+    np.testing.assert_array_equal(best.hits().rows, whole.rows)
+    np.testing.assert_array_equal(best.hits().scores, whole.scores)
+
+
+@given(
+    seed=st.integers(0, 2**31),
+    n=st.integers(1, 300),
+    n_q=st.sampled_from([1, 2, 30]),
+    k=st.integers(1, 40),
+    dim=st.sampled_from([1, 3, 16, 70]),
+    metric=st.sampled_from(METRICS),
+    scale=st.sampled_from([1e-20, 1.0, 1e18, 1e19, 3e38]),
+    whole=st.booleans(),
+)
+@settings(max_examples=150, deadline=None)
+def test_what_a_product_leaves_holds_the_best(
+    seed: int, n: int, n_q: int, k: int, dim: int, metric: Any, scale: float, whole: bool
+) -> None:
+    """The choice by products finds what scoring of all pairs finds, with ties and numbers of any size."""
+    rng = np.random.default_rng(seed)
+
+    def draw(count: int) -> np.ndarray:
+        values = rng.integers(-2, 3, (count, dim)) if whole else rng.standard_normal((count, dim))
+        with np.errstate(over="ignore"):
+            return np.clip(values * scale, -3e38, 3e38).astype(np.float32)
+
+    queries, values, keep = draw(n_q), draw(n), rng.random(n) < 0.8
+    best, every = TopK(n_q, k), TopK(n_q, k)
+    for start in range(0, n, 150):
+        part = slice(start, start + 150)
+        numbers = np.arange(n)[part]
+        push_rows(best, metric, queries, values[part], numbers, keep[part], longest_of(values[part]))
+    chosen = np.tile(np.where(keep, np.arange(n), -1), (n_q, 1))
+    scores = pair_scores(metric, queries, values, chosen)
+    if np.isnan(scores).any():  # sums of infinite numbers are no scores
+        return
+    every.push_pairs(scores, chosen)
+    np.testing.assert_array_equal(best.hits().rows, every.hits().rows)
+    np.testing.assert_array_equal(best.hits().scores, every.hits().scores)
