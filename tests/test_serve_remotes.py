@@ -169,10 +169,8 @@ class Deaf(RayIndex):
         self._thread, self._timeout, self.actors = _ThreadView(partial), 0.01, [[None], [None]]
         self._ray = SimpleNamespace(kill=print)
 
-    def _ask(self, queries: Any, k: int, allowed: Any) -> Any:
-        found: list[Any] = [
-            part.search(queries, k, mask) for part, mask in zip(self.parts, allowed, strict=True)
-        ]
+    def _ask(self, work: Any, queries: Any, masks: Any, settings: Any) -> Any:
+        found = [work(part, queries, mask, *settings) for part, mask in zip(self.parts, masks, strict=True)]
         if Deaf.deaf:
             found[0] = None
             if self._thread.answers is not None:

@@ -30,6 +30,7 @@ import numpy as np
 import torch
 from irkit_kernels import residual_maxsim as kernel
 from irkit_kernels._threads import share
+from irkit_kernels.dense_scan import products
 from irkit_kernels.residual_maxsim import Tokens
 from irkit_kernels.residual_maxsim.reference import CEILING, FLOOR
 from torch import Tensor
@@ -84,10 +85,19 @@ class PlaidArrays:
     def probe(self, table: kernel.QueryTable, nprobe: int, ranked: int, allowed: Array) -> Array:
         """Return the documents that occur in the most visited lists, and those without lists, ascending."""
         n = self.listed
-        rows = kernel.probe(table, nprobe, self.list_offsets, self.lists, allowed[:n], ranked)
+        rows, _ = self.probed(table, nprobe, ranked, allowed)
         if n == len(allowed):
             return rows
         return np.concatenate([rows, np.flatnonzero(allowed[n:]).astype(np.int32) + np.int32(n)])
+
+    def probed(
+        self, table: kernel.QueryTable, nprobe: int, ranked: int, allowed: Array
+    ) -> tuple[Array, Array]:
+        """Return the documents that occur in the most visited lists, ascending, and in how many."""
+        keep = allowed[: self.listed]
+        counts = kernel.probe_counts(table, nprobe, self.list_offsets, self.lists, keep)
+        rows = np.flatnonzero(counts >= kernel.least_count(counts, ranked)).astype(np.int32)
+        return rows, counts[rows]
 
     def rough(self, table: kernel.QueryTable, rows: Array) -> Array:
         """Return the scores of ``rows (n,)`` by their centroids, in steps of the table."""
@@ -95,18 +105,15 @@ class PlaidArrays:
 
     def common(self, query: Array, rows: Array) -> Array:
         """Return what the mean residual of each of ``rows (n,)`` adds to its score of ``query (m, dim)``."""
-        return add_means(self.means.take(rows, 0), self.scales.take(rows), query)
+        means = self.means.take(rows, 0).astype(np.float32)
+        added = products(means, query.sum(0)[None], np.arange(len(rows))[None])[0]  # rounded as if alone
+        scaled: Array = added * self.scales.take(rows)
+        return scaled
 
     def exact(self, query: Array, table: kernel.QueryTable, rows: Array) -> Array:
         """Return the float32 scores of ``rows (n,)`` for ``query (m, dim)``, without means."""
         documents = self.tokens, self.offsets, self.codebook, rows
         return kernel.exact_maxsim(query, table, self.centroids, *documents)
-
-
-def add_means(means: Array, scales: Array, query: Array) -> Array:
-    """Return what means ``(n, dim)`` times ``scales (n,)`` add to the scores of ``query (m, dim)``."""
-    added: Array = means.astype(np.float32) @ query.sum(0) * scales
-    return added
 
 
 class SearchBudget(NamedTuple):
@@ -195,7 +202,7 @@ class CpuSearch:
                 table = kernel.query_table(query, self.packed)
                 found, added = self._choose(query, table, budget, allowed)
                 found_scores = self._arrays.exact(query, table, found) + added  # 4. residuals
-                best = _best(found_scores, budget.exact)
+                best = best_scores(found_scores, budget.exact)
                 rows[number, : len(best)], scores[number, : len(best)] = found[best], found_scores[best]
 
         share(rank, len(queries), torch.get_num_threads())
@@ -216,10 +223,10 @@ class CpuSearch:
             rows = arrays.rows_of(allowed)
         if len(rows) > budget.refined:
             rough = arrays.rough(table, rows)  # 2. centroids
-            best = _best(rough, budget.candidates)
+            best = best_scores(rough, budget.candidates)
             rows, rough = rows[best], rough[best]
             added = arrays.common(query, rows)  # 3. means
-            best = _best(rough * table.step + added, budget.refined)
+            best = best_scores(rough * table.step + added, budget.refined)
             return rows[best], added[best]
         return rows, arrays.common(query, rows)
 
@@ -369,7 +376,7 @@ def select_tokens(tokens: Tokens, at: Array | slice) -> Tokens:
     return Tokens(*parts)
 
 
-def _best(scores: Array, count: int) -> Array:
+def best_scores(scores: Array, count: int) -> Array:
     """Return where the ``count`` highest scores are, in order; the first ones of equal scores."""
     if len(scores) <= count:
         return np.arange(len(scores))

@@ -1,9 +1,10 @@
 """Search of an index in several shards by actors of Ray.
 
 An actor maps the files of one shard, or of several if there are more shards than CPUs; replicas of it map the
-same files. A search asks one replica of every actor at once, and merges what they find. Queries are encoded,
-and texts are read, by the process that searches. So it and the actors need the same directory under the same
-path.
+same files. A search asks one replica of every actor at once, and merges what they find: hits, or for `plaid`,
+`dense` and `muvera` candidates and their scores, among which the candidates of one index are chosen (see
+`irkit.shards.joint_plaid` and `irkit.shards.joint_lists`). Queries are encoded, and texts are read, by the
+process that searches. So it and the actors need the same directory under the same path.
 
 Questions and answers are pickled here and sent as bytes: Ray would pickle each argument by itself, and a
 tensor as a file of torch, which takes milliseconds. Every process of the cluster must be trusted, as Ray
@@ -19,7 +20,7 @@ import threading
 import time
 import warnings
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, Unpack, cast
@@ -36,7 +37,6 @@ from irkit.retrieval.collection import AnyModel, LoadOptions, open_collection
 from irkit.retrieval.retriever import Retriever
 from irkit.retrieval.searching import PartialResultWarning
 from irkit.shards import ShardedDocuments, ShardedIndex, ShardedStore
-from irkit.shards.sharded_index import search_part
 
 _STATES = 8  # of a shard that an actor can show
 _PAUSE = 0.05  # seconds before a shard whose actors have died is asked again
@@ -61,9 +61,9 @@ class Answers:
 class ShardedRetriever(Retriever):
     """A `irkit.Retriever` of an index in shards that actors of Ray search; it has all methods of one.
 
-    Results equal the results of `irkit.Retriever`; shards of approximate kinds find as much or more. Other
-    methods than searches work in this process. A killed actor is started again by Ray; a query that it had
-    not answered goes to another replica, or to the new actor.
+    Results equal the results of `irkit.Retriever`. Other methods than searches work in this process. A killed
+    actor is started again by Ray; a query that it had not answered goes to another replica, or to the new
+    actor.
 
     Examples:
         >>> retriever = ShardedRetriever.load("words", replicas=2)  # doctest: +SKIP
@@ -191,36 +191,56 @@ class RayIndex(ShardedIndex):
             self._ray.kill(actor)
         self.actors = []
 
-    def _search_parts(
-        self, queries: Representation, k: int, allowed: list[Array | None]
-    ) -> list[Hits | None]:
-        if self.searched_here:
-            return super()._search_parts(queries, k, allowed)
-        hit_lists = self._ask(queries, k, allowed)
-        names = tuple(
-            part.path.name for part, hits in zip(self.store.parts, hit_lists, strict=True) if hits is None
-        )
+    def search(self, queries: Representation, k: int, allowed: Array | None = None) -> Hits:
+        """See `ShardedIndex.search`."""
         own = self._thread
-        own.missing = names
-        if own.answers is not None:
-            own.answers.asked += len(hit_lists)
-            own.answers.missing |= set(names)
-        if names:
-            problem = f"searching {self.store.path}: no answer of {', '.join(names)} in {self._timeout:g} s"
-            if not own.partial:
-                raise StorageError(f"{problem}; search again, or ask for partial results")
-            if own.answers is None:
-                warnings.warn(f"{problem}; hits are missing", PartialResultWarning, stacklevel=6)
-        return hit_lists
+        own.missing = ()
+        hits = super().search(queries, k, allowed)
+        if own.missing and own.answers is None:
+            problem = self._problem(own.missing)
+            warnings.warn(f"{problem}; hits are missing", PartialResultWarning, stacklevel=4)
+        return hits
 
-    def _ask(self, queries: Representation, k: int, allowed: list[Array | None]) -> list[Hits | None]:
+    def ask(
+        self,
+        work: Callable[..., Any],
+        queries: Representation,
+        masks: Sequence[Array | None],
+        *settings: Any,
+    ) -> list[Any]:
+        """See `ShardedIndex.ask`."""
+        if self.searched_here:
+            return super().ask(work, queries, masks, *settings)
+        answers = self._ask(work, queries, masks, settings)
+        pairs = zip(self.store.parts, answers, strict=True)
+        names = [part.path.name for part, answer in pairs if answer is None]
+        own = self._thread
+        own.missing = tuple(sorted({*own.missing, *names}))
+        if own.answers is not None:
+            own.answers.asked += len(answers)
+            own.answers.missing |= set(names)
+        if names and not own.partial:
+            raise StorageError(f"{self._problem(names)}; search again, or ask for partial results")
+        return answers
+
+    def _problem(self, names: Sequence[str]) -> str:
+        return f"searching {self.store.path}: no answer of {', '.join(names)} in {self._timeout:g} s"
+
+    def _ask(
+        self,
+        work: Callable[..., Any],
+        queries: Representation,
+        masks: Sequence[Array | None],
+        settings: Sequence[Any],
+    ) -> list[Any]:
         """Ask one replica of every actor at once, and wait for all; None for shards without an answer."""
-        question, turn = _Question(self._ray, self, queries, k, allowed), next(self._turns)
+        question = _Question(self._ray, self, work, queries, masks, settings)
+        turn = next(self._turns)
         errors, start, share = self._ray.exceptions, time.monotonic(), self._timeout / len(self.actors[0])
         end, late = start + self._timeout, start + share
         groups = zip(self.actors, self._groups, strict=True)
         calls = [question.put(actors[turn % len(actors)], group) for actors, group in groups]
-        found: list[Hits | None] = [None] * len(self.store.parts)
+        found: list[Any] = [None] * len(self.store.parts)
         try:
             answers = self._ray.get(calls, timeout=share)
         except (errors.RayTaskError, errors.GetTimeoutError, errors.RayActorError):
@@ -229,11 +249,7 @@ class RayIndex(ShardedIndex):
         for group, answer in zip(self._groups, answers, strict=True):
             if answer is not None:
                 for shard, own in zip(group, pickle.loads(answer), strict=True):
-                    # an actor that was first asked after a later change cannot show this state
-                    is_known = own is not None
-                    found[shard] = (
-                        Hits(*own) if is_known else search_part(self.parts[shard], queries, k, allowed[shard])
-                    )
+                    found[shard] = own
         return found
 
     def _wait(
@@ -264,15 +280,21 @@ class _Question:
     """A search as the bytes that actors get; the part that is equal for all actors is pickled once."""
 
     def __init__(
-        self, ray: Any, index: RayIndex, queries: Representation, k: int, allowed: Sequence[Array | None]
+        self,
+        ray: Any,
+        index: RayIndex,
+        work: Callable[..., Any],
+        queries: Representation,
+        masks: Sequence[Array | None],
+        settings: Sequence[Any],
     ) -> None:
         self._settings = pickle.dumps((index.config, index.formula), pickle.HIGHEST_PROTOCOL)
-        content = (queries.kind, queries.dim, queries.arrays()), k
+        content = work, (queries.kind, queries.dim, queries.arrays()), settings
         self._queries = pickle.dumps(content, pickle.HIGHEST_PROTOCOL)
         if len(self._queries) > _COPIED:
             self._queries = ray.put(self._queries)
         self._states = [zlib.crc32(part.state.saved) for part in index.store.parts]
-        self._masks = [None if mask is None else np.packbits(mask).tobytes() for mask in allowed]
+        self._masks = [None if mask is None else np.packbits(mask).tobytes() for mask in masks]
 
     def put(self, actor: Any, group: Sequence[int]) -> Any:
         """Ask an actor about all its shards; return the reference of its answer."""
@@ -300,13 +322,16 @@ class ShardSearcher:
 
         Args:
             settings: Pickled ``(config, formula)`` of the search, see `irkit.index.StoredRows`.
-            queries: Pickled queries, as ``(kind, dim, arrays)``, and maximum number of results.
+            queries: Pickled function of a shard, queries as ``(kind, dim, arrays)``, and further arguments of
+                the function, see `ShardedIndex.ask`.
             parts: Pickled list: for each shard the checksum of the manifest of one of its last states, and
                 packed bits of the rows that may be results, or None for all.
 
         Returns:
-            Pickled list: for each shard ``(queries, k)`` rows of the shard, and their scores; None for a
-            state that this actor cannot show.
+            Pickled list: for each shard what the function returns.
+
+        Raises:
+            StorageError: A shard is in another state.
         """
         if settings != self._settings:
             config, formula = pickle.loads(settings)
@@ -316,10 +341,10 @@ class ShardSearcher:
                 if index.config != config:
                     index.config = config
             self._settings = settings
-        content, k = pickle.loads(queries)
+        work, content, arguments = pickle.loads(queries)
         rows = representation_from_arrays(*content)
         asked = zip(self._parts, pickle.loads(parts), strict=True)
-        found = [part.search(state, rows, k, mask) for part, (state, mask) in asked]
+        found = [part.search(state, work, rows, mask, arguments) for part, (state, mask) in asked]
         return pickle.dumps(found, pickle.HIGHEST_PROTOCOL)
 
 
@@ -332,8 +357,13 @@ class _Part:
         self._states: dict[int, Any] = {}
 
     def search(
-        self, state: int, queries: Representation, k: int, mask: bytes | None
-    ) -> tuple[Array, Array] | None:
+        self,
+        state: int,
+        work: Callable[..., Any],
+        queries: Representation,
+        mask: bytes | None,
+        arguments: Sequence[Any],
+    ) -> Any:
         if state not in self._states:
             self.store.refresh()
             newest = self.store.committed
@@ -341,9 +371,10 @@ class _Part:
             while len(self._states) > _STATES:
                 del self._states[next(iter(self._states))]
         if state not in self._states:
-            return None
+            raise StorageError(
+                f"searching {self.store.path}: it was changed by another process; refresh the retriever"
+            )
         with self.store.snapshot(self._states[state]):
             bits = None if mask is None else np.frombuffer(mask, np.uint8)
             allowed = None if bits is None else np.unpackbits(bits, count=len(self.index)).view(bool)
-            hits = search_part(self.index, queries, k, allowed)
-        return hits.rows, hits.scores
+            return work(self.index, queries, allowed, *arguments)

@@ -121,8 +121,8 @@ def _plan(index: Any, rows: Array) -> tuple[Any, int, Array, list[Array] | None]
         return config.model_copy(update={"centroids": count}), count, rows[chosen], positions
     count = parts[0]._list_count(n)
     size = parts[0]._sample_size(count)
-    if isinstance(config, DenseConfig) and config.keep == "none":  # train on the vectors, not on codes
-        config = config.model_copy(update={"keep": "float32"})
+    if isinstance(config, DenseConfig):  # train on the vectors as they are stored, not on codes of them
+        config = config.model_copy(update={"keep": "float32", "metric": "inner_product"})
     return config, count, rows[sample_positions(n, size, config.seed)], None
 
 

@@ -1,18 +1,21 @@
-"""Search of the shards of a plaid index by one process, which chooses the candidates that one index would.
+"""Search of the shards of a plaid index, which chooses the candidates that one index would.
 
 A search of `irkit.index.plaid_search` narrows the documents down in steps, and each step passes on a fixed
 number of them. A shard on its own passes on that number of its own documents, so several shards look at more
-documents than one index. Here kernels compute the scores of a step shard by shard, and then the step cuts
-once, among the documents of all shards. Between the steps documents are global rows in ascending order, so
-that ties and rounding are as in one index.
+documents than one index. Here the scores of a step come from the shards, and then the step cuts once, among
+the documents of all shards. Between the steps documents are global rows in ascending order, so that ties are
+as in one index. A score of a step does not depend on the documents beside it.
 
-Shards that other processes search are not searched so: every step would have to wait for all of them.
+Shards that other processes search are asked once: each takes all steps with the budget of one index, and
+sends the score of every step that it computed (`plaid_answer`). The joint search then reads these scores. It
+computes the few that a shard did not send, because documents that are not among the best of all took the
+places there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -22,10 +25,13 @@ from irkit.core.representation import MultiVector, Representation
 from irkit.index.array_files import Array
 from irkit.index.layout import fitting
 from irkit.index.plaid import Plaid
-from irkit.index.plaid_search import CpuSearch, PlaidArrays, SearchBudget, add_means, plan_search
+from irkit.index.plaid_search import CpuSearch, PlaidArrays, SearchBudget, best_scores, plan_search
 from irkit.index.stored_rows import QUERY_BLOCK, search_in_blocks
 from irkit.index.topk import Hits, TopK
-from irkit.shards.placement import Placement, global_rows, placement
+from irkit.shards.placement import Placement, global_rows, ordered_hits, placement, push_hits, wants_gpu
+
+Steps: TypeAlias = dict[str, tuple[Array, Array]]
+"""Rows ``(n,)``, ascending, and their scores, by the name of a step: a method of `PlaidArrays`."""
 
 
 class Share(NamedTuple):
@@ -33,15 +39,65 @@ class Share(NamedTuple):
 
     Attributes:
         number: Number of the shard.
-        arrays: Its compressed rows.
+        arrays: Its compressed rows: `PlaidArrays`, or an object with the same methods.
         rows: ``(n,)`` global row of each.
         live: ``(n,)`` bool, True for rows that may be hits, with or without tokens.
     """
 
     number: int
-    arrays: PlaidArrays
+    arrays: Any
     rows: Array
     live: Array
+
+
+class PlaidAnswer(NamedTuple):
+    """What a shard that another process searches finds of some queries.
+
+    Attributes:
+        steps: For each query the scores of its steps, by rows of the shard; empty without compressed rows.
+        added: Hits among the rows that are not compressed.
+    """
+
+    steps: list[Steps]
+    added: Hits
+
+
+class SentArrays:
+    """Compressed rows of a shard, with the methods of `PlaidArrays`, whose scores another process sent."""
+
+    def __init__(self, arrays: PlaidArrays, steps: Steps) -> None:
+        self._arrays, self._steps = arrays, steps
+        self.listed, self.filled = arrays.listed, arrays.filled
+
+    def probed(
+        self, table: kernel.QueryTable, nprobe: int, ranked: int, allowed: Array
+    ) -> tuple[Array, Array]:
+        """See `PlaidArrays.probed`."""
+        return self._steps["probed"]
+
+    def rough(self, table: kernel.QueryTable, rows: Array) -> Array:
+        """See `PlaidArrays.rough`."""
+        return self._sent("rough", rows, lambda missing: self._arrays.rough(table, missing))
+
+    def common(self, query: Array, rows: Array) -> Array:
+        """See `PlaidArrays.common`."""
+        return self._sent("common", rows, lambda missing: self._arrays.common(query, missing))
+
+    def exact(self, query: Array, table: kernel.QueryTable, rows: Array) -> Array:
+        """See `PlaidArrays.exact`."""
+        return self._sent("exact", rows, lambda missing: self._arrays.exact(query, table, missing))
+
+    def _sent(self, step: str, rows: Array, compute: Callable[[Array], Array]) -> Array:
+        """Return the scores of a step: those that were sent, and others by computing them."""
+        known, scores = self._steps[step]
+        if not len(known):
+            return compute(rows)
+        at = np.searchsorted(known, rows).clip(max=len(known) - 1)
+        result: Array = scores[at]
+        missing = known[at] != rows
+        if missing.any():
+            result[missing] = compute(rows[missing])
+        return result
 
 
 class JointArrays:
@@ -63,15 +119,12 @@ class JointArrays:
     def probe(self, table: kernel.QueryTable, nprobe: int, ranked: int, allowed: Array) -> Array:
         """See `PlaidArrays.probe`."""
         masks, arrays = np.split(allowed, self._ends), [share.arrays for share in self._shares]
-        counts = [
-            kernel.probe_counts(table, nprobe, each.list_offsets, each.lists, mask[: each.listed])
-            for each, mask in zip(arrays, masks, strict=True)
-        ]
-        least = kernel.least_count(np.concatenate(counts), ranked)
+        found = [each.probed(table, nprobe, ranked, mask) for each, mask in zip(arrays, masks, strict=True)]
+        least = kernel.least_count(np.concatenate([counts for _, counts in found]), ranked)
         return self._join(
             [
-                np.append(np.flatnonzero(count >= least), each.listed + np.flatnonzero(mask[each.listed :]))
-                for each, mask, count in zip(arrays, masks, counts, strict=True)
+                np.append(rows[counts >= least], each.listed + np.flatnonzero(mask[each.listed :]))
+                for each, mask, (rows, counts) in zip(arrays, masks, found, strict=True)
             ]
         )
 
@@ -81,8 +134,7 @@ class JointArrays:
 
     def common(self, query: Array, rows: Array) -> Array:
         """See `PlaidArrays.common`."""
-        means = self._each(rows, lambda arrays, own: arrays.means.take(own, 0), np.int8, query.shape[1])
-        return add_means(means, self._each(rows, lambda arrays, own: arrays.scales.take(own)), query)
+        return self._each(rows, lambda arrays, own: arrays.common(query, own))
 
     def exact(self, query: Array, table: kernel.QueryTable, rows: Array) -> Array:
         """See `PlaidArrays.exact`."""
@@ -93,16 +145,14 @@ class JointArrays:
         pairs = zip(self._shares, row_lists, strict=True)
         return np.sort(np.concatenate([share.rows[own] for share, own in pairs]))
 
-    def _each(
-        self, rows: Array, work: Callable[[PlaidArrays, Array], Array], dtype: Any = np.float32, *shape: int
-    ) -> Array:
+    def _each(self, rows: Array, work: Callable[[Any, Array], Array], dtype: Any = np.float32) -> Array:
         """Return what ``work`` returns for the global ``rows (n,)`` of each shard, in their order."""
-        result = np.empty((len(rows), *shape), dtype)
+        result = np.empty(len(rows), dtype)
         for arrays, positions, own in self._split(rows):
             result[positions] = work(arrays, own)
         return result
 
-    def _split(self, rows: Array) -> Iterator[tuple[PlaidArrays, Array, Array]]:
+    def _split(self, rows: Array) -> Iterator[tuple[Any, Array, Array]]:
         """Yield arrays, positions in ``rows (n,)`` and own rows of each shard that has some of them."""
         owners, own = self._where.shards[rows], self._where.rows[rows].astype(np.int32)
         for share in self._shares:
@@ -111,7 +161,7 @@ class JointArrays:
                 yield share.arrays, positions, own[positions]
 
 
-def search_jointly(index: Any, queries: Representation, k: int, masks: Sequence[Array | None]) -> Hits | None:
+def search_plaid(index: Any, queries: Representation, k: int, masks: Sequence[Array | None]) -> Hits | None:
     """Search the shards of a `ShardedIndex` as one index of all documents.
 
     Args:
@@ -124,9 +174,40 @@ def search_jointly(index: Any, queries: Representation, k: int, masks: Sequence[
         Global rows and scores. None where shards are searched one by one: in an index of another kind, on a
         GPU, and while no rows are compressed, because scores are exact then.
     """
-    if not isinstance(index.parts[0], Plaid):
+    elsewhere = not index.searched_here
+    if not isinstance(index.parts[0], Plaid) or (elsewhere and wants_gpu(index)):
         return None
-    # what each shard adds: its compressed rows, and which of them are live
+    shares = _shares(index, masks)
+    pairs = zip(index.parts, masks, strict=True)
+    live_counts = [np.count_nonzero(part.live if mask is None else part.live & mask) for part, mask in pairs]
+    k = min(k, int(sum(live_counts)))
+    if not shares or not k:
+        return None
+    budget = _budget(index, k, shares)
+
+    def block(queries: Representation) -> Hits:
+        assert isinstance(queries, MultiVector)
+        best, answered, steps = TopK(len(queries), k), shares, None
+        if elsewhere:
+            answers = index.ask(plaid_answer, queries, masks, k, budget)
+            answered = [share for share in shares if answers[share.number] is not None]
+            steps = [answers[share.number].steps for share in answered]
+            added = [answer and answer.added for answer in answers]
+        else:
+            added = [_added(part, queries, mask, k) for part, mask in zip(index.parts, masks, strict=True)]
+        for part, hits in zip(index.parts, added, strict=True):
+            if hits is not None:
+                push_hits(best, part.store, hits)
+        if answered:
+            best.push_pairs(*_rank(index, queries, k, budget, answered, steps))
+        return best.hits()
+
+    with torch.no_grad():
+        return search_in_blocks(block, queries.to("cpu", torch.float32), QUERY_BLOCK["multi_vector"])
+
+
+def _shares(index: Any, masks: Sequence[Array | None]) -> list[Share] | None:
+    """Return what each shard with compressed rows adds; None on a GPU."""
     shares: list[Share] = []
     for number, (part, mask) in enumerate(zip(index.parts, masks, strict=True)):
         if part.covered:
@@ -136,52 +217,112 @@ def search_jointly(index: Any, queries: Representation, k: int, masks: Sequence[
             keep, rows = part._keep(mask), global_rows(part.store)[: part.covered]
             live = np.ones(len(rows), bool) if keep is None else keep[: len(rows)]
             shares.append(Share(number, arrays, rows, live))
-    pairs = zip(index.parts, masks, strict=True)
-    live_counts = [np.count_nonzero(part.live if mask is None else part.live & mask) for part, mask in pairs]
-    k = min(k, int(sum(live_counts)))
-    if not shares or not k:
-        return None
-    # one search over all of them, with the budget of one index
-    together = CpuSearch(JointArrays(shares, placement(index.store)), search.packed)
+    return shares
+
+
+def _rank(
+    index: Any,
+    queries: MultiVector,
+    k: int,
+    budget: SearchBudget,
+    shares: Sequence[Share],
+    steps: Sequence[Sequence[Steps]] | None,
+) -> tuple[Array, Array]:
+    """Return the scores and global rows ``(n_q, budget.exact)`` of the best compressed rows.
+
+    Args:
+        index: The index.
+        queries: Queries, with or without tokens.
+        k: Hits.
+        budget: The budget of one index.
+        shares: Of the shards that are searched.
+        steps: For each of them the scores that it sent for each query with tokens; None if this process
+            computes all.
+    """
+    packed, where = index.parts[shares[0].number].loaded()[1].packed, placement(index.store)
+    allowed = np.concatenate([share.arrays.filled & share.live for share in shares])
+    empty = queries.tokens.lengths.numpy() == 0
+    some, at = queries.tokens[~empty], np.flatnonzero(~empty)
+    scores = np.full((len(queries), budget.exact), -np.inf, np.float32)
+    rows = np.full(scores.shape, -1)
+    with fitting(index.store.path):
+        if steps is None and len(at):
+            scores[at], rows[at] = CpuSearch(JointArrays(shares, where), packed)(some, budget, allowed)
+        for number, row in enumerate(at if steps is not None else []):
+            sent = [
+                share._replace(arrays=SentArrays(share.arrays, own[number]))
+                for share, own in zip(shares, steps or (), strict=True)
+            ]
+            search = CpuSearch(JointArrays(sent, where), packed)
+            found = search(some[number : number + 1], budget, allowed)
+            scores[row], rows[row] = found[0][0], found[1][0]
+    if index.config.keep_tokens and len(at):
+        scores[at] = index._score_rows(MultiVector(some), rows[at])
+    if empty.any():  # a query without tokens scores 0 with everything
+        first = np.sort(np.concatenate([share.rows[share.live] for share in shares]))[:k]
+        scores[empty, : len(first)], rows[empty, : len(first)] = 0, first
+    return scores, rows
+
+
+def plaid_answer(
+    part: Plaid, queries: Representation, mask: Array | None, k: int, budget: SearchBudget
+) -> PlaidAnswer:
+    """Return what a shard finds of queries that have the budget of one index of all shards."""
+    assert isinstance(queries, MultiVector)
+    added = _added(part, queries, mask, k)
+    if not part.covered:
+        return PlaidAnswer([], added)
+    arrays, search = part.loaded()
+    assert isinstance(search, CpuSearch)  # actors have no GPU
+    keep = part._keep(mask)
+    allowed = arrays.filled if keep is None else arrays.filled & keep[: part.covered]
+    filled = queries.tokens[queries.tokens.lengths > 0]
+    with fitting(part.store.path), torch.no_grad():
+        tokens = [tokens.numpy() for tokens in filled]
+        return PlaidAnswer([_steps(arrays, search, query, budget, allowed) for query in tokens], added)
+
+
+def _steps(
+    arrays: PlaidArrays, search: CpuSearch, query: Array, budget: SearchBudget, allowed: Array
+) -> Steps:
+    """Take the steps of a search of a query ``(m, dim)``; each passes on as many rows as in one index."""
+    table = kernel.query_table(query, search.packed)
+    nothing = np.empty(0, np.int32)
+    steps: Steps = {"probed": (nothing, nothing)}
+    if budget.nprobe:
+        nprobe = budget.probes(len(query), search.packed.count)
+        steps["probed"] = arrays.probed(table, nprobe, budget.ranked, allowed)
+        others = arrays.listed + np.flatnonzero(allowed[arrays.listed :])
+        rows = np.concatenate([steps["probed"][0], others.astype(np.int32)])
+    else:
+        rows = arrays.rows_of(allowed)
+    rough = arrays.rough(table, rows)
+    steps["rough"] = rows, rough
+    best = best_scores(rough, budget.candidates)
+    rows, rough = rows[best], rough[best]
+    added = arrays.common(query, rows)
+    steps["common"] = rows, added
+    rows = rows[best_scores(rough * table.step + added, budget.refined)]
+    steps["exact"] = rows, arrays.exact(query, table, rows)
+    return steps
+
+
+def _budget(index: Any, k: int, shares: Sequence[Share]) -> SearchBudget:
+    """Return the budget of one index, in which rows with lists come first."""
     allowed = [share.arrays.filled & share.live for share in shares]
-    budget = _budget(index, k, shares, allowed)
-
-    def block(queries: Representation) -> Hits:
-        assert isinstance(queries, MultiVector)
-        empty = queries.tokens.lengths.numpy() == 0
-        some = queries.tokens[~empty]
-        scores = np.full((len(queries), budget.exact), -np.inf, np.float32)
-        rows = np.full(scores.shape, -1)
-        if len(some):
-            with fitting(index.store.path):
-                scores[~empty], rows[~empty] = together(some, budget, np.concatenate(allowed))
-            if index.config.keep_tokens:
-                scores[~empty] = index._score_rows(MultiVector(some), rows[~empty])
-        if empty.any():  # a query without tokens scores 0 with everything
-            first = np.sort(np.concatenate([share.rows[share.live] for share in shares]))[:k]
-            scores[empty, : len(first)], rows[empty, : len(first)] = 0, first
-        best = TopK(len(queries), k)
-        best.push_pairs(scores, rows)
-        _scan_added(index, queries, k, masks, best)
-        return best.hits()
-
-    with torch.no_grad():
-        return search_in_blocks(block, queries.to("cpu", torch.float32), QUERY_BLOCK["multi_vector"])
-
-
-def _budget(index: Any, k: int, shares: Sequence[Share], allowed: Sequence[Array]) -> SearchBudget:
-    """Return the budget that one index of all rows would have; its rows with lists come first."""
     listed = [mask[: share.arrays.listed] for mask, share in zip(allowed, shares, strict=True)]
     others = [mask[share.arrays.listed :] for mask, share in zip(allowed, shares, strict=True)]
     order = np.concatenate(listed + others)
     return plan_search(index.config, index.store.limits, k, order, sum(map(len, listed)))
 
 
-def _scan_added(index: Any, queries: MultiVector, k: int, masks: Sequence[Array | None], best: TopK) -> None:
-    """Push the exact scores of rows that are not compressed."""
-    for part, mask in zip(index.parts, masks, strict=True):
+def _added(part: Any, queries: MultiVector, mask: Array | None, k: int) -> Hits:
+    """Return the best of the rows that are not compressed."""
+
+    def scan(width: int) -> Hits:
+        best = TopK(len(queries), width)
         if part.covered < len(part):
-            added = TopK(len(queries), k)
-            part._scan(queries, added, part.covered, part._keep(mask))
-            hits, rows = added.hits(), global_rows(part.store)
-            best.push_pairs(hits.scores, np.where(hits.rows < 0, -1, rows[hits.rows]))
+            part._scan(queries, best, part.covered, part._keep(mask))
+        return best.hits()
+
+    return ordered_hits(part.store, len(part), k, scan)

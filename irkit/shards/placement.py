@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from irkit.index.array_files import Array, corrupt
 from irkit.index.part_store import PartStore
 from irkit.index.store import Store
+from irkit.index.topk import Hits, TopK
 
 SEQUENCE = "sequence.bin"
 _MOST = 1 << 32  # rows: `irkit.index.topk` has 32 bits for them
@@ -68,6 +70,37 @@ def global_rows(part: Store) -> Array:
 def in_order(part: Store) -> bool:
     """Return whether the rows of a shard are in order of addition, as they are unless it was resharded."""
     return part.derived("in order", lambda: bool((np.diff(global_rows(part)) > 0).all()))
+
+
+def ordered_hits(part: Store, n: int, k: int, find: Callable[[int], Hits]) -> Hits:
+    """Return hits among which are the best ``k`` by global row of equal scores.
+
+    Args:
+        part: Store of a shard.
+        n: Its number of rows.
+        k: Hits wanted.
+        find: Returns so many of the best hits, ties to the lower row of the shard.
+    """
+    hits, width = find(k), k
+    while width < n and not in_order(part):
+        tied = (hits.rows[:, -1] >= 0) & (hits.scores[:, -1] == hits.scores[:, k - 1])
+        if not tied.any():
+            break
+        width = min(2 * width, n)
+        hits = find(width)
+    return hits
+
+
+def push_hits(best: TopK, part: Store, hits: Hits) -> None:
+    """Push hits of a shard by their global rows."""
+    rows = global_rows(part)
+    if len(rows):
+        best.push_pairs(hits.scores, np.where(hits.rows < 0, -1, rows[hits.rows]))
+
+
+def wants_gpu(index: Any) -> bool:
+    """Return whether the configuration of an index allows a GPU, and there is one."""
+    return getattr(index.config, "device", "cpu") != "cpu" and torch.cuda.is_available()
 
 
 def check_count(store: Store, n: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,8 +32,9 @@ from irkit.index.part_store import PartStore
 from irkit.index.state import snapshot
 from irkit.index.topk import TopK
 from irkit.shards.codecs import share_codec, waiting
-from irkit.shards.joint_plaid import search_jointly
-from irkit.shards.placement import global_rows, in_order, placement
+from irkit.shards.joint_lists import search_bytes, search_lists
+from irkit.shards.joint_plaid import search_plaid
+from irkit.shards.placement import global_rows, ordered_hits, placement, push_hits
 from irkit.shards.sharded_documents import ShardedDocuments
 from irkit.shards.sharded_store import VOCABULARY, ShardedStore
 
@@ -43,8 +44,8 @@ class ShardedIndex(StoredRows):
 
     A search asks every shard for its ``k`` best rows and keeps the ``k`` best of these. Scores equal the
     scores of one index, because shards share all that scores depend on: BM25 its statistics, `plaid` and
-    `dense` their centroids and codebooks (see `irkit.shards.codecs`). The shards of a `plaid` index choose
-    their candidates together (see `irkit.shards.joint_plaid`).
+    `dense` their centroids and codebooks (see `irkit.shards.codecs`). The shards of `plaid`, `dense` and
+    `muvera` choose their candidates together (see `irkit.shards.joint_plaid` and `irkit.shards.joint_lists`).
 
     A model with several heads has one for each: `open_parts` makes it the part of a `SeveralIndex`.
 
@@ -193,8 +194,12 @@ class ShardedIndex(StoredRows):
             own = np.full(rows.shape, -1)
             own[in_part] = where.rows[rows[in_part]]
             part = self.parts[number]
-            scores[in_part] = part._score_rows(_widened(queries, part), own)[in_part]
+            scores[in_part] = part._score_rows(part._compared(_widened(queries, part)), own)[in_part]
         return scores
+
+    def _compared(self, representation: Representation) -> Representation:
+        """Return documents, or queries, as they are: shards normalise them for cosines."""
+        return representation
 
     # ---- searching ----
 
@@ -206,19 +211,33 @@ class ShardedIndex(StoredRows):
         allowed, best = self._keep(allowed), TopK(len(queries), int(k))
         numbers = [global_rows(part.store) for part in self.parts]
         masks = [None if allowed is None else allowed[rows] for rows in numbers]
-        if self.searched_here and (joint := search_jointly(self, queries, int(k), masks)):
-            best.push_pairs(joint.scores, joint.rows)
-            return best.hits()
-        for rows, hits in zip(numbers, self._search_parts(queries, int(k), masks), strict=True):
-            if hits is not None and len(rows):
-                best.push_pairs(hits.scores, np.where(hits.rows < 0, -1, rows[hits.rows]))
+        for search in (search_plaid, search_lists, search_bytes):
+            joint = search(self, queries, int(k), masks)
+            if joint is not None:
+                best.push_pairs(joint.scores, joint.rows)
+                return best.hits()
+        for part, hits in zip(self.parts, self.ask(search_part, queries, masks, int(k)), strict=True):
+            if hits is not None:
+                push_hits(best, part.store, hits)
         return best.hits()
 
-    def _search_parts(
-        self, queries: Representation, k: int, allowed: list[Array | None]
-    ) -> list[Hits | None]:
-        """Return the best rows of each shard; None for a shard that cannot be asked."""
-        return [search_part(part, queries, k, mask) for part, mask in zip(self.parts, allowed, strict=True)]
+    def ask(
+        self,
+        work: Callable[..., Any],
+        queries: Representation,
+        masks: Sequence[Array | None],
+        *settings: Any,
+    ) -> list[Any]:
+        """Return ``work(part, queries, mask, *settings)`` of each shard; None for one that cannot be asked.
+
+        Args:
+            work: A function of a module.
+            queries: Queries.
+            masks: For each shard which of its rows may be results, bool ``(n,)``; None for all.
+            settings: Further arguments.
+        """
+        pairs = zip(self.parts, masks, strict=True)
+        return [work(part, queries, mask, *settings) for part, mask in pairs]
 
     def _search(self, queries: Representation, k: int, keep: Array | None) -> Hits:
         return self.search(queries, k, keep)
@@ -265,17 +284,10 @@ def _widened(queries: Representation, part: Index) -> Representation:
     return queries
 
 
-def search_part(part: Index, queries: Representation, k: int, allowed: Array | None) -> Hits:
+def search_part(part: Index, queries: Representation, allowed: Array | None, k: int) -> Hits:
     """Return the best rows of a shard, among which are the best ones by global row of equal scores."""
     queries = _widened(queries, part)
-    hits, width = part.search(queries, k, allowed), k
-    while width < len(part) and not in_order(part.store):
-        tied = (hits.rows[:, -1] >= 0) & (hits.scores[:, -1] == hits.scores[:, k - 1])
-        if not tied.any():
-            break
-        width = min(2 * width, len(part))
-        hits = part.search(queries, width, allowed)
-    return hits
+    return ordered_hits(part.store, len(part), k, lambda width: part.search(queries, width, allowed))
 
 
 def open_parts(store: Store) -> tuple[Index, Documents]:

@@ -1,0 +1,220 @@
+"""Search of shards as one index, where an index ranks a fixed number of candidates: `dense` and `muvera`.
+
+An index chooses a fixed number of candidates among the rows of the lists that it reads, by their codes, and
+scores these. A shard on its own chooses as many of its own rows. Here shards choose so, the best of the
+candidates of all go on, as in one index, and only these count. The candidates of one index are always among
+those of its shards, because both read the same lists and have the same codes.
+
+Where shards are searched by other processes, each scores its own candidates meanwhile. A score that it did
+not compute is computed here. `flat` with tokens in 8 bits has candidates, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from irkit_kernels.dense_search import Candidates, Effort
+
+from irkit.core.representation import MultiVector, Representation
+from irkit.index.array_files import Array
+from irkit.index.coded_lists import QUERIES, CodedLists
+from irkit.index.flat import FlatInt8
+from irkit.index.stored_rows import QUERY_BLOCK, StoredRows, search_in_blocks
+from irkit.index.topk import Hits, TopK
+from irkit.shards.placement import global_rows, in_order, ordered_hits, push_hits, wants_gpu
+
+
+class ListAnswer(NamedTuple):
+    """What a shard finds of some queries.
+
+    Attributes:
+        found: Candidates, by rows of the shard; None if it has no rows in lists.
+        scores: Exact scores of candidates; NaN where they were not computed.
+        added: Hits among the rows that are not in lists.
+    """
+
+    found: Candidates | None
+    scores: Array
+    added: Hits
+
+
+def search_lists(index: Any, queries: Representation, k: int, masks: Sequence[Array | None]) -> Hits | None:
+    """Search the shards of a `ShardedIndex` as one index of all documents.
+
+    Args:
+        index: The index.
+        queries: Queries.
+        k: Maximum number of results.
+        masks: For each shard which of its rows may be results, bool ``(n,)``; None for all.
+
+    Returns:
+        Global rows and scores. None if the index has no lists, as scores are exact then, and on a GPU.
+    """
+    parts: list[Any] = index.parts
+    if not isinstance(parts[0], CodedLists) or wants_gpu(index):
+        return None
+    queries = parts[0]._compared(queries.to("cpu", torch.float32))
+    # the budget of one index
+    live = [part.live if mask is None else part.live & mask for part, mask in zip(parts, masks, strict=True)]
+    covered = sum(part.coded for part in parts)
+    counted = int(sum(keep[: part.coded].sum() for part, keep in zip(parts, live, strict=True)))
+    k = min(k, int(sum(map(np.count_nonzero, live))))
+    if not covered or not k:
+        return None
+    if parts[0]._few(counted, covered, k):
+        with torch.no_grad():
+            return _scan(index, queries, masks, k)
+    effort = next(part for part in parts if part.coded)._effort(k, counted, covered)
+    most = min(effort.candidates, covered)
+    effort = effort._replace(candidates=most, refined=min(effort.refined, most))
+
+    def block(queries: Representation) -> Hits:
+        best = TopK(len(queries), k)
+        answers = index.ask(list_answer, queries, masks, k, effort, not index.searched_here)
+        _push_best(index, queries, effort, answers, best)
+        if isinstance(queries, MultiVector):
+            _push_first(index, queries, live, best)
+        for part, answer in zip(parts, answers, strict=True):
+            if answer is not None:
+                push_hits(best, part.store, answer.added)
+        hits = best.hits()
+        short = np.flatnonzero(hits.rows[:, -1] < 0)  # lists did not have enough
+        if len(short) and all(answer is not None for answer in answers):
+            hits.rows[short], hits.scores[short] = _scan(index, queries[short], masks, k)
+        return hits
+
+    with torch.no_grad():
+        return search_in_blocks(block, queries, QUERIES)
+
+
+def _scan(index: Any, queries: Representation, masks: Sequence[Array | None], k: int) -> Hits:
+    """Return the best of all rows of all shards."""
+    best = TopK(len(queries), k)
+    for part, hits in zip(index.parts, index.ask(scan_shard, queries, masks, k), strict=True):
+        if hits is not None:
+            push_hits(best, part.store, hits)
+    return best.hits()
+
+
+def search_bytes(index: Any, queries: Representation, k: int, masks: Sequence[Array | None]) -> Hits | None:
+    """Search the shards of `flat` with tokens in 8 bits as `search_lists` does; None for other indexes.
+
+    Scores in 8 bits choose the documents that are scored exactly, among those of all shards.
+    """
+    if not isinstance(index.parts[0], FlatInt8) or not isinstance(queries, MultiVector):
+        return None
+    pairs = zip(index.parts, masks, strict=True)
+    live = sum(np.count_nonzero(part.live if mask is None else part.live & mask) for part, mask in pairs)
+    k = min(k, int(live))
+    if not k:
+        return None
+
+    def block(queries: Representation) -> Hits:
+        best = TopK(len(queries), k)
+        rows = _scan(index, queries, masks, index.parts[0].examined(k)).rows
+        best.push_pairs(index._score_rows(queries, rows), rows)
+        return best.hits()
+
+    with torch.no_grad():
+        return search_in_blocks(block, queries.to("cpu", torch.float32), QUERY_BLOCK["multi_vector"])
+
+
+def scan_shard(part: StoredRows, queries: Representation, mask: Array | None, k: int) -> Hits:
+    """Return the best of all rows of a shard."""
+    keep = part._keep(mask)
+    return ordered_hits(part.store, len(part), k, lambda width: part._scan_all(queries, width, keep))
+
+
+def list_answer(
+    part: CodedLists, queries: Representation, mask: Array | None, k: int, effort: Effort, rank: bool
+) -> ListAnswer:
+    """Return what a shard finds of queries; ``rank`` computes the scores of its own best candidates, too."""
+    keep, covered, store = part._keep(mask), part.coded, part.store
+
+    def scan(width: int) -> Hits:
+        best = TopK(len(queries), width)
+        if covered < len(part):
+            part._scan(queries, best, covered, keep)
+        return best.hits()
+
+    added = ordered_hits(store, len(part), k, scan)
+    if not covered:
+        return ListAnswer(None, np.empty((len(queries), 0), np.float32), added)
+    found = part.candidates(queries, effort, keep)
+    while found.rows.shape[1] < covered and not in_order(store):  # rows that are left out may be lower ones
+        best = -np.sort(-found.rough, axis=1)
+        if not ((best[:, effort.candidates - 1] == best[:, -1]) & (best[:, -1] > -np.inf)).any():
+            break
+        wide = effort._replace(candidates=2 * found.rows.shape[1])
+        found = part.candidates(queries, wide, keep)
+    scores = np.full(found.rows.shape, np.nan, np.float32)
+    if rank:
+        best = _cut(found.rough, found.ranks, found.rows, effort.candidates)
+        best = _cut(np.where(best, found.fine, -np.inf), found.ranks, found.rows, effort.refined)
+        query, column = np.nonzero(best)
+        scores[query, column] = part.candidate_scores(queries, found, query, column)
+    return ListAnswer(found, scores, added)
+
+
+def _push_best(
+    index: Any, queries: Representation, effort: Effort, answers: Sequence[ListAnswer | None], best: TopK
+) -> None:
+    """Push the exact scores of the candidates that one index would choose."""
+    chosen = [
+        (number, answer.found, answer.scores, global_rows(index.parts[number].store))
+        for number, answer in enumerate(answers)
+        if answer is not None and answer.found is not None
+    ]
+    if not chosen:
+        return
+    rows = np.concatenate(
+        [np.where(found.rows < 0, -1, numbers[found.rows]) for _, found, _, numbers in chosen], 1
+    )
+    rough, fine, ranks = (
+        np.concatenate([getattr(found, name) for _, found, _, _ in chosen], 1)
+        for name in ("rough", "fine", "ranks")
+    )
+    scores = np.concatenate([own for _, _, own, _ in chosen], 1)
+    rough[rows < 0] = -np.inf
+    # the cuts of one index
+    kept = _cut(rough, ranks, rows, effort.candidates)
+    kept = _cut(np.where(kept, fine, -np.inf), ranks, rows, effort.refined)
+    if isinstance(queries, MultiVector):
+        kept[(queries.tokens.lengths == 0).numpy()] = False
+    # scores that shards did not compute
+    missing, start = kept & np.isnan(scores), 0
+    for number, found, _, _ in chosen:
+        part, span = index.parts[number], slice(start, start + found.rows.shape[1])
+        query, column = np.nonzero(missing[:, span])
+        if len(query):
+            scores[query, start + column] = part.candidate_scores(queries, found, query, column)
+        start = span.stop
+    best.push_pairs(scores, np.where(kept, rows, -1))
+
+
+def _push_first(index: Any, queries: MultiVector, live: Sequence[Array], best: TopK) -> None:
+    """Push the first rows in lists for queries without tokens, which score 0 with everything."""
+    empty = (queries.tokens.lengths == 0).numpy()
+    if empty.any():
+        pairs = [(part, keep[: part.coded]) for part, keep in zip(index.parts, live, strict=True)]
+        rows = [global_rows(part.store)[: len(keep)][keep] for part, keep in pairs]
+        first = np.sort(np.concatenate(rows))[: best.k]
+        best.push_pairs(np.zeros((len(queries), len(first)), np.float32), np.where(empty[:, None], first, -1))
+
+
+def _cut(scores: Array, ranks: Array, rows: Array, count: int) -> Array:
+    """Return ``(n_q, n)`` bool: the ``count`` best above -inf; of equal ones those that are scanned first."""
+    kept = scores > -np.inf
+    if scores.shape[1] <= count:
+        return kept
+    limit = np.partition(scores, -count, axis=1)[:, -count, None]
+    kept &= scores >= limit
+    over = kept.sum(1) - count
+    for query in np.flatnonzero(over > 0):
+        tied = np.flatnonzero(kept[query] & (scores[query] == limit[query]))
+        order = np.lexsort((rows[query, tied], ranks[query, tied]))
+        kept[query, tied[order[len(tied) - over[query] :]]] = False
+    return kept
