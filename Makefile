@@ -10,6 +10,8 @@ BIN := $(VENV)/bin
 FUZZ_SECONDS ?= 60
 FUZZ_TARGETS ?= tests/fuzz
 AXE := $(VENV)/node_modules/axe-core/axe.min.js
+# what pytest-asyncio, which libraries of the adapters bring, asks for
+ASYNCIO := -o asyncio_mode=auto -o asyncio_default_fixture_loop_scope=function
 export OMP_WAIT_POLICY = PASSIVE
 
 .PHONY: demo test fuzz adapters test-adapters serve-tests test-serve lint docs ray test-ray
@@ -29,7 +31,7 @@ adapters:  # in an environment of its own, because the libraries bring plugins o
 test-adapters: $(VENV)/dev,adapters.stamp
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile -m "not network" \
 	  -k "adapters or export or client or schemathesis" \
-	  -o asyncio_mode=auto -o asyncio_default_fixture_loop_scope=function \
+	  $(ASYNCIO) \
 	  tests/test_adapters_*.py tests/test_docs.py tests/test_serve.py tests/test_serve_faults.py
 
 serve-tests:
@@ -37,7 +39,7 @@ serve-tests:
 
 test-serve: $(VENV)/dev,adapters.stamp $(AXE)
 	OMP_NUM_THREADS=1 IRKIT_AXE=$(AXE) $(BIN)/python -m pytest -n auto --dist loadfile -m "not network" \
-	  tests/test_serve*.py tests/test_page.py
+	  $(ASYNCIO) tests/test_serve*.py tests/test_page.py
 
 ray:  # one after the other, because Ray gives its processes little time to start
 	$(MAKE) VENV=$(VENV)-ray test-ray

@@ -308,6 +308,24 @@ def test_actors_choose_the_candidates_of_one_index(kind: str, ray: Any, tmp_path
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_a_state_that_no_actor_has_is_searched(ray: Any, tmp_path: Path) -> None:
+    """Another process has changed the index, and actors that have seen the earlier state have died."""
+    Retriever.build("bm25", make(60, "d", random.Random(3)), tmp_path / "many", shards=2).close()
+    query = "word1 word2 word3"
+    with ShardedRetriever.load(tmp_path / "many", timeout=120) as many:
+        before = many.search(query, 60)
+        with Retriever.load(tmp_path / "many") as other:
+            other.add(make(30, "n", random.Random(4)))
+            after = other.search(query, 60)
+        for pid in pids(ray, many):
+            os.kill(pid, signal.SIGKILL)
+        assert many.search(query, 60) == before != after
+        assert many.refresh()
+        assert many.search(query, 60) == after
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_a_dead_shard_is_an_error_or_a_marked_partial_result(ray: Any, tmp_path: Path) -> None:
     documents = make(60, "d", random.Random(2))
     Retriever.build("bm25", documents, tmp_path / "many", shards=2).close()
@@ -473,9 +491,10 @@ def test_builds_survive_kills(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_searches_survive_kills() -> None:
+@pytest.mark.parametrize(("part", "count"), [("search", 3), ("change", 3), ("stop", 1)])
+def test_searches_survive_kills_changes_and_stops(part: str, count: int) -> None:
     pytest.importorskip("ray", reason="needs: pip install 'irkit[ray]'")
     # in a process of its own, as this one may be connected to a Ray
-    command = [sys.executable, "-W", "ignore", ray_faults.__file__, "3", "search", "searcher", "node"]
+    command = [sys.executable, "-W", "ignore", ray_faults.__file__, str(count), part]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -241,6 +241,9 @@ def test_client_says_what_is_wrong(served: Any) -> None:
                 client.rerank("x", ["d1"], **wrong)
         with pytest.raises(BadValueError, match="1 queries and 2 lists"):
             client.rerank(["x"], [["d1"], ["d2"]])
+        for wrong in ("d1", {"d1": "a text"}, [{"_id": "d1"}]):
+            with pytest.raises(BadValueError, match="expected ids of documents, or hits"):
+                client.rerank("x", wrong)
         with pytest.raises(BadKeyError, match="none"):
             client.documents["none"]
         with pytest.raises(BadTypeError, match="a list of ids"):

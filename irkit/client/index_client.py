@@ -20,6 +20,7 @@ from irkit.evaluation.run import Run
 from irkit.index.filters import as_json
 from irkit.retrieval.explanation import Explanation, Match
 from irkit.retrieval.fusing import Fuse
+from irkit.retrieval.reranking import parse_id_lists
 from irkit.retrieval.searcher import Searcher
 from irkit.retrieval.searching import Filter, Hit, PartialResultWarning, queries_of_run
 from irkit.retrieval.selection import RankOptions, SearchOptions
@@ -175,12 +176,8 @@ class Client(Searcher):
                     progress(len(part))
             return _make_run(items, found)
         single = isinstance(queries, str)
-        texts, lists = ([queries], [candidates]) if single else (list(queries), list(candidates))
-        ids = [[item.id if isinstance(item, Hit) else item for item in line] for line in lists]
-        if len(texts) != len(ids):
-            raise BadValueError(
-                f"reranking: got {len(texts)} queries and {len(ids)} lists of candidates; expected as many"
-            )
+        texts = [queries] if single else list(queries)
+        ids = parse_id_lists([candidates] if single else candidates, len(texts))
         found = [line for part in self._rerank(texts, ids, given) for line in part]
         return found[0] if single else found
 

@@ -249,7 +249,11 @@ class RayIndex(ShardedIndex):
         for group, answer in zip(self._groups, answers, strict=True):
             if answer is not None:
                 for shard, own in zip(group, pickle.loads(answer), strict=True):
-                    found[shard] = own
+                    # an actor that was first asked after a later change cannot show this state
+                    is_known = own is not None
+                    found[shard] = (
+                        own if is_known else work(self.parts[shard], queries, masks[shard], *settings)
+                    )
         return found
 
     def _wait(
@@ -328,10 +332,8 @@ class ShardSearcher:
                 packed bits of the rows that may be results, or None for all.
 
         Returns:
-            Pickled list: for each shard what the function returns.
-
-        Raises:
-            StorageError: A shard is in another state.
+            Pickled list: for each shard what the function returns, or None for a state that this actor cannot
+            show.
         """
         if settings != self._settings:
             config, formula = pickle.loads(settings)
@@ -371,9 +373,7 @@ class _Part:
             while len(self._states) > _STATES:
                 del self._states[next(iter(self._states))]
         if state not in self._states:
-            raise StorageError(
-                f"searching {self.store.path}: it was changed by another process; refresh the retriever"
-            )
+            return None
         with self.store.snapshot(self._states[state]):
             bits = None if mask is None else np.frombuffer(mask, np.uint8)
             allowed = None if bits is None else np.unpackbits(bits, count=len(self.index)).view(bool)

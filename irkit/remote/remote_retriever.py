@@ -21,7 +21,7 @@ from irkit.index.array_files import Array
 from irkit.index.filters import Group, check_key, conditions
 from irkit.index.filters import parse_filter as parse_conditions
 from irkit.retrieval.collection import AnyModel, check_model, load_model
-from irkit.retrieval.reranking import Candidates, RerankOptions, RerankRunOptions
+from irkit.retrieval.reranking import RerankOptions, RerankRunOptions, parse_id_lists
 from irkit.retrieval.retriever import Retriever
 from irkit.retrieval.scorer import Scorer, score_checked
 from irkit.retrieval.searcher import OtherRetriever
@@ -209,11 +209,7 @@ class RemoteRetriever(OtherRetriever):
             return Run(rankings)
         # lists of candidates: hits per query
         contents, single = self._parse(queries, "reranking")
-        lists = [_ids(line) for line in ([candidates] if single else candidates)]
-        if len(lists) != len(contents):
-            raise BadValueError(
-                f"reranking: {len(contents)} queries and {len(lists)} lists of candidates; expected one each"
-            )
+        lists = parse_id_lists([candidates] if single else candidates, len(contents))
         items = [Query(str(number), text if teacher else "") for number, text in enumerate(contents)]
         hits = [
             [Hit.of(item.document, item.score, selection.fields) for item in line]
@@ -304,15 +300,3 @@ def _ranking(query_id: str, hits: list[RemoteHit]) -> tuple[str, list[str], Arra
         [item.document.id for item in hits],
         np.array([item.score for item in hits], np.float32),
     )
-
-
-def _ids(candidates: Candidates) -> list[str]:
-    """Return the ids of candidates.
-
-    Raises:
-        BadValueError: A candidate is neither an id nor a hit.
-    """
-    items = [item.id if isinstance(item, Hit) else item for item in candidates]
-    if isinstance(candidates, str) or not all(isinstance(item, str) for item in items):
-        raise BadValueError("reranking: expected ids of documents, or hits, in a list for each query")
-    return list(dict.fromkeys(items))  # type: ignore[arg-type]

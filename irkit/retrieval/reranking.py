@@ -249,10 +249,7 @@ def _parse_candidates(candidates: Any, n_queries: int) -> list[list[Any]]:
             has two documents of one id.
     """
     lists = [] if isinstance(candidates, str | Mapping) else list(candidates)
-    if len(lists) != n_queries:
-        raise BadValueError(
-            f"reranking: {n_queries} queries and {len(lists)} lists of candidates; expected one each"
-        )
+    _check_lists(lists, n_queries)
     items = [_list_items(line) for line in lists]
     are_ids = {isinstance(item, str) for line in items for item in line}
     if are_ids <= {True}:
@@ -264,6 +261,30 @@ def _parse_candidates(candidates: Any, n_queries: int) -> list[list[Any]]:
         if len({document.id for document in line}) < len(line):
             raise BadValueError("reranking: two candidates of one query have the same id")
     return documents
+
+
+def parse_id_lists(candidates: Iterable[Any], n_queries: int) -> list[list[str]]:
+    """Return the ids of the candidates of each query, each once, for what takes no texts.
+
+    Raises:
+        BadValueError: A candidate is neither an id nor a hit, or the numbers of lists and queries differ.
+    """
+    lists = list(candidates)
+    _check_lists(lists, n_queries)
+    ids: list[list[str]] = []
+    for line in lists:
+        items = [] if isinstance(line, str | Mapping) else _list_items(line)
+        if isinstance(line, str | Mapping) or not all(isinstance(item, str) for item in items):
+            raise BadValueError("reranking: expected ids of documents, or hits, in a list for each query")
+        ids.append(list(dict.fromkeys(items)))
+    return ids
+
+
+def _check_lists(lists: list[Any], n_queries: int) -> None:
+    if len(lists) != n_queries:
+        raise BadValueError(
+            f"reranking: {n_queries} queries and {len(lists)} lists of candidates; expected one each"
+        )
 
 
 def _list_items(candidates: Candidates) -> list[Any]:

@@ -50,7 +50,6 @@ async def add_documents(request: Request, name: str, body: DocumentsRequest) -> 
     items = _documents(request, body)
 
     def add(retriever: Retriever) -> None:
-        retriever.refresh()
         _check_there(retriever, [item.id for item in items], False, 409, "the index already has document")
         retriever.add(items)
 
@@ -63,7 +62,6 @@ async def update_documents(request: Request, name: str, body: DocumentsRequest) 
     items = _documents(request, body)
 
     def update(retriever: Retriever) -> None:
-        retriever.refresh()
         _check_there(retriever, [item.id for item in items], True, 404, "the index has no document")
         retriever.update(items)
 
@@ -76,7 +74,6 @@ async def remove_documents(request: Request, name: str, body: RemoveRequest) -> 
     ids = list(dict.fromkeys(body.ids))
 
     def remove(retriever: Retriever) -> None:
-        retriever.refresh()
         _check_there(retriever, ids, True, 404, "the index has no document")
         retriever.remove(ids)
 
@@ -91,6 +88,7 @@ async def _change(
     status: int = 200,
 ) -> Response:
     def change(retriever: Retriever) -> int:
+        retriever.refresh()
         function(retriever)
         return len(retriever)
 

@@ -10,7 +10,8 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
-from irkit.core.representation import Dense, MultiVector, Sparse
+from irkit.core.representation import Dense, MultiVector, Representation, Sparse
+from irkit.model import Model
 from irkit.model.embeddings import postprocess
 from irkit.serve.answers import Info, TextScore, Token, Weight
 from irkit.serve.catalogue import Catalogue
@@ -150,13 +151,19 @@ def check_texts(request: Request, texts: str | list[str], name: str) -> list[str
     return items
 
 
+async def _encode(request: Request, body: EmbedRequest, kind: Kind) -> tuple[Model, Representation]:
+    """Return a model that makes representations of a kind, and the representations of the texts."""
+    texts = check_texts(request, body.inputs, "inputs")
+    served = find_model(request, body.model, kind)
+    model = served.retriever_model(kind)
+    encoded = await served.encode(texts, body.prompt_name, cut=body.truncate is not False)
+    return model, encoded.rows
+
+
 @router.post("/embed", response_model=list[list[float]])
 async def embed(request: Request, body: DenseRequest) -> Response:
     """Encode texts to one vector each."""
-    texts = check_texts(request, body.inputs, "inputs")
-    served = find_model(request, body.model, "dense")
-    model = served.retriever_model("dense")
-    rows, _ = await served.encode(texts, body.prompt_name, cut=body.truncate is not False)
+    model, rows = await _encode(request, body, "dense")
     made = postprocess(model.head, rows, body.dimensions or model.truncate_dim, body.normalize)
     assert isinstance(made, Dense)
     return respond(made.values.tolist())
@@ -165,10 +172,7 @@ async def embed(request: Request, body: DenseRequest) -> Response:
 @router.post("/embed_all", response_model=list[list[list[float]]])
 async def embed_all(request: Request, body: EmbedRequest) -> Response:
     """Encode texts to one vector per token: of a multi-vector model, with its markers and its projection."""
-    texts = check_texts(request, body.inputs, "inputs")
-    served = find_model(request, body.model, "multi_vector")
-    model = served.retriever_model("multi_vector")
-    rows, _ = await served.encode(texts, body.prompt_name, cut=body.truncate is not False)
+    model, rows = await _encode(request, body, "multi_vector")
     made = postprocess(model.head, rows, model.truncate_dim, False)
     assert isinstance(made, MultiVector)
     return respond([vectors.tolist() for vectors in made.tokens])
@@ -177,10 +181,7 @@ async def embed_all(request: Request, body: EmbedRequest) -> Response:
 @router.post("/embed_sparse", response_model=list[list[Weight]])
 async def embed_sparse(request: Request, body: EmbedRequest) -> Response:
     """Encode texts to weights of terms."""
-    texts = check_texts(request, body.inputs, "inputs")
-    served = find_model(request, body.model, "sparse")
-    served.retriever_model("sparse")
-    rows, _ = await served.encode(texts, body.prompt_name, cut=body.truncate is not False)
+    _, rows = await _encode(request, body, "sparse")
     assert isinstance(rows, Sparse)
     pairs = zip(rows.terms.values.tolist(), rows.weights.tolist(), strict=True)
     return respond(

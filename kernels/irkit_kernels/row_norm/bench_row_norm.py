@@ -40,10 +40,12 @@ def _measure(n: int, width: int, rounds: int) -> list[dict[str, Any]]:
     x, fresh, weight, bias = (
         torch.randn(*shape, generator=generator) for shape in ((n, width), (n, width), (width,), (width,))
     )
+    # check before timing
     for rms in (False, True):
         expected = row_norm_reference(x, weight, eps=EPS, rms=rms)
         if (row_norm(x, weight, eps=EPS, rms=rms) - expected).abs().max() > 1e-5 * expected.abs().max():
             raise RuntimeError(f"row_norm differs from its reference at {n} x {width}, rms={rms}")
+    # the same operation by torch and by the kernel
     ways: dict[str, tuple[Callable[[], Tensor], Callable[[], Tensor]]] = {
         "LayerNorm": (
             lambda: F.layer_norm(x, (width,), weight, bias, EPS),
@@ -58,6 +60,7 @@ def _measure(n: int, width: int, rounds: int) -> list[dict[str, Any]]:
             lambda: row_norm(x, weight, eps=EPS, rms=True),
         ),
     }
+    # in turns
     rows = []
     for name, pair in ways.items():
         times: tuple[list[float], list[float]] = ([], [])
