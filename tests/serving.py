@@ -66,7 +66,7 @@ def process(*words: str, log: Path = Path(os.devnull)) -> Iterator[tuple[subproc
         try:
             while True:
                 assert running.poll() is None
-                with contextlib.suppress(OSError):
+                with contextlib.suppress(OSError, http.client.HTTPException):  # another program has the port
                     if ask(url, "/ready", None, "GET")[0] == 200:
                         break
                 time.sleep(0.05)
