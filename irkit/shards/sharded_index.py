@@ -34,7 +34,7 @@ from irkit.index.topk import TopK
 from irkit.shards.codecs import share_codec, waiting
 from irkit.shards.joint_lists import search_bytes, search_lists
 from irkit.shards.joint_plaid import search_plaid
-from irkit.shards.placement import global_rows, ordered_hits, placement, push_hits
+from irkit.shards.placement import global_rows, in_order, ordered_hits, placement, push_hits
 from irkit.shards.sharded_documents import ShardedDocuments
 from irkit.shards.sharded_store import VOCABULARY, ShardedStore
 
@@ -211,7 +211,8 @@ class ShardedIndex(StoredRows):
         allowed, best = self._keep(allowed), TopK(len(queries), int(k))
         numbers = [global_rows(part.store) for part in self.parts]
         masks = [None if allowed is None else allowed[rows] for rows in numbers]
-        for search in (search_plaid, search_lists, search_bytes):
+        alone = len(self.parts) == 1 and in_order(self.parts[0].store)  # it chooses as one index does
+        for search in () if alone else (search_plaid, search_lists, search_bytes):
             joint = search(self, queries, int(k), masks)
             if joint is not None:
                 best.push_pairs(joint.scores, joint.rows)
