@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import shutil
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -211,9 +212,7 @@ def test_a_failed_change_changes_no_head(retriever: Retriever, monkeypatch: pyte
     assert {len(part) for part in retriever.index.parts.values()} == {25}
 
 
-LONG = [
-    {"_id": f"d{i}", "text": " ".join(WORDS[(i * k * k + k) % 7] for k in range(9 * i))} for i in range(8)
-]
+LONG = [{"_id": f"d{i}", "text": " ".join(Random(i).choices(WORDS[:7], k=9 * i))} for i in range(8)]
 
 
 @pytest.mark.parametrize("pool", ["max", "mean"])
