@@ -475,9 +475,11 @@ def test_a_client_of_a_cluster_builds_and_searches(tmp_path: Path) -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as folder, head("a" * 64, folder) as address:
         for token, worked in (("a" * 64, True), ("b" * 64, False)):
             command = [sys.executable, "-W", "ignore", "-c", CLIENT, str(tmp_path), address]
-            done = subprocess.run(
-                command, env=os.environ | {"RAY_AUTH_TOKEN": token}, capture_output=True, text=True
-            )
+            options: Any = {"env": os.environ | {"RAY_AUTH_TOKEN": token}, "capture_output": True}
+            done = subprocess.run(command, text=True, **options)
+            # Ray forks the server of a client beside threads of gRPC, which ends the child now and then
+            if "Starting Ray client server failed" in done.stderr:
+                done = subprocess.run(command, text=True, **options)
             assert (done.returncode == 0) is worked, done.stderr
             assert worked or "and its token in" in done.stderr
     assert ray_faults.files(tmp_path / "one") == ray_faults.files(tmp_path / "ray")
