@@ -287,6 +287,7 @@ def test_shards_choose_the_candidates_of_one_index(kind: str, tmp_path: Path) ->
             for many in others:
                 with elsewhere(many):
                     assert many.search(queries, k, filter) == wanted
+        assert all(many.search([], 10) == [] for many in others)
         ids = [document.id for document in one.documents][::40]
         reranked = one.rerank(queries[:1], [ids])
         assert all(many.rerank(queries[:1], [ids]) == reranked for many in others)

@@ -86,8 +86,10 @@ def search_lists(index: Any, queries: Representation, k: int, masks: Sequence[Ar
             hits.rows[short], hits.scores[short] = _scan(index, queries[short], masks, k)
         return hits
 
+    # candidates of all shards are in memory at once
+    size = index.store.limits.scan_numbers // (len(parts) * effort.candidates)
     with torch.no_grad():
-        return search_in_blocks(block, queries, QUERIES)
+        return search_in_blocks(block, queries, max(1, min(QUERIES, size)))
 
 
 def _scan(index: Any, queries: Representation, masks: Sequence[Array | None], k: int) -> Hits:
