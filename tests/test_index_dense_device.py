@@ -24,7 +24,7 @@ def vectors(n: int, seed: int) -> torch.Tensor:
 
 
 def build(path: Path, **options: Any) -> Index:
-    """Of two segments, and some rows without lists."""
+    """Build an index of two segments, with some rows outside of the lists."""
     documents = vectors(ROWS, 1)
     with Store.build(path) as store:
         index = create_index(store, {"kind": "dense"} | options)

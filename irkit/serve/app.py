@@ -83,7 +83,7 @@ def create_app(catalogue: Catalogue) -> FastAPI:
     for module in (tei_routes, openai_routes, search_routes, document_routes):
         app.include_router(module.router)
 
-    # routes for whoever operates the server
+    # routes for operators: health and metrics
     @app.get("/health", response_model=Status, tags=["operations"])
     @app.get("/ping", include_in_schema=False)
     async def health() -> Response:

@@ -78,8 +78,9 @@ def ordered_hits(part: Store, n: int, k: int, find: Callable[[int], Hits]) -> Hi
     Args:
         part: Store of a shard.
         n: Its number of rows.
-        k: Hits wanted.
-        find: Returns so many of the best hits, ties to the lower row of the shard.
+        k: Number of hits.
+        find: Function that takes a number of hits and returns the best ones. Among equal scores, lower rows
+            of the shard come first.
     """
     hits, width = find(k), k
     while width < n and not in_order(part):
