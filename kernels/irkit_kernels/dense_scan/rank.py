@@ -89,7 +89,8 @@ def ranking(values: Array, queries: Array, chosen: Array, rows: Array, scores: A
     keys = np.empty(chosen.shape, np.int64)
     arrays = {"values": values, "queries": queries, "chosen": chosen, "keys": keys}
     arrays |= {"rows": rows, "scores": scores}
-    frame = _frame(*values.shape, chosen.shape[1], rows.shape[1], arrays)
+    n, dim = values.shape
+    frame = _frame(n, dim, chosen.shape[1], rows.shape[1], arrays)
     frame_address, (score, hits), sort = frame.__array_interface__["data"][0], _compiled(), keys.sort
     held = frame, arrays
 

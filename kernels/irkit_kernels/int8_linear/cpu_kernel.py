@@ -44,7 +44,7 @@ def pack(weight: np.ndarray, scale: np.ndarray, bias: np.ndarray | None, gated: 
     panels, steps = -(-n // width), -(-k // 4)
 
     def in_panels(rows: np.ndarray, columns: int, dtype: type) -> np.ndarray:
-        padded = np.zeros((parts, panels * width, columns), dtype)
+        padded: np.ndarray = np.zeros((parts, panels * width, columns), dtype)
         padded[:, :n, : rows.shape[1]] = rows.reshape(parts, n, -1)
         return padded.reshape(parts, panels, width, columns).swapaxes(0, 1).reshape(-1, columns)
 

@@ -81,7 +81,7 @@ def write_maxsim(plan: Plan) -> str:
 def _convert(plan: Plan) -> Function:
     """Convert ``count`` rows of ``words`` numbers to float32, times a scale each if they are int8."""
     kind = _STORED[plan.stored]
-    sides = {"source": f"{kind}*", "scales": "float*", "target": "float*"}
+    sides: dict[str, Any] = {"source": f"{kind}*", "scales": "float*", "target": "float*"}
     x = Function("convert", align=1, **sides, count="i64", words="i64")
     source, scales, target, count, words = x.parameters
     whole = words - words % plan.lanes

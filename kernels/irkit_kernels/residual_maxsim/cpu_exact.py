@@ -87,7 +87,7 @@ def refine(
             query = a.floats.at((block_number * lanes + lane) * (chunks * LANES))
             sums = [x.constant(FLOATS, 0)] * _SUMS
             for chunk in range(chunks):
-                numbers = (array.vectors(LANES)[LANES * chunk] for array in (a.decoded, query))
-                sums[chunk % _SUMS] = x.fmuladd(*numbers, sums[chunk % _SUMS])
+                numbers, weights = (array.vectors(LANES)[LANES * chunk] for array in (a.decoded, query))
+                sums[chunk % _SUMS] = x.fmuladd(numbers, weights, sums[chunk % _SUMS])
             product = x.total((sums[0] + sums[1]) + (sums[2] + sums[3]))
             best_words[lane] = x.maximum(product, best_words[lane])

@@ -43,8 +43,9 @@ def _compiled() -> Callable[..., None]:
 
 def write_rotate() -> str:
     """Return the module of ``rotary(x, cos, sin, out, n, heads, stride, half)``."""
-    arrays = dict.fromkeys(("x", "cos", "sin", "out"), "float*")
-    f = Function("rotary", public=True, **arrays, **dict.fromkeys(("n", "heads", "stride", "half"), "i64"))
+    arrays: dict[str, Any] = dict.fromkeys(("x", "cos", "sin", "out"), "float*")
+    sizes: dict[str, Any] = dict.fromkeys(("n", "heads", "stride", "half"), "i64")
+    f = Function("rotary", public=True, **arrays, **sizes)
     x, cos, sin, out, n, heads, stride, half = f.parameters
     with f.range(0, n) as tokens, f.range(0, half, LANES) as pairs:
         # the angles of 16 pairs, for all heads

@@ -60,14 +60,9 @@ def _compiled(rms: bool, add: bool, weight: bool, bias: bool) -> Callable[..., N
 
 def write_norm(rms: bool, add: bool, weight: bool, bias: bool) -> str:
     """Return the module of ``row_norm``, whose parameters are below."""
-    f = Function(
-        "row_norm",
-        public=True,
-        **dict.fromkeys(("x", "added", "weights", "biases", "out"), "float*"),
-        **dict.fromkeys(("n", "heads", "stride", "width"), "i64"),
-        eps="float",
-        offset="float",
-    )
+    arrays: dict[str, Any] = dict.fromkeys(("x", "added", "weights", "biases", "out"), "float*")
+    sizes: dict[str, Any] = dict.fromkeys(("n", "heads", "stride", "width"), "i64")
+    f = Function("row_norm", public=True, **arrays, **sizes, eps="float", offset="float")
     x, added, weights, biases, out, n, heads, stride, width, eps, offset = f.parameters
     count = f.where(width > 0, width, 1).to("float")
     with f.range(0, n) as rows, f.range(0, heads) as each:
