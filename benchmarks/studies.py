@@ -6,6 +6,7 @@ are those of ``IRKIT_DATA``.
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import shutil
@@ -16,9 +17,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from benchmarks.harness import RESULTS, Row, data_dir, write_results
+from irkit.config import read_mapping
 from irkit.study import Cell, StudyConfig, Trial, run_study, write_report
 from irkit.study.query_scores import SCORES
 from irkit.study.study_report import FRAGMENTATION
+from irkit.study.trial import trials
 from irkit.training.validation import parse_collections
 
 STUDIES = Path(__file__).parents[1] / "examples" / "studies"
@@ -88,20 +91,39 @@ def run(name: str, out: Path) -> bool:
             subprocess.run(list(_here(command)), check=True)
     seconds = out.with_suffix(".seconds")  # of each run, also of earlier calls
     out.parent.mkdir(exist_ok=True)
+    seconds.touch()
 
     def note(trial: Trial, spent: float) -> None:
         print(f"  {trial.variant}, seed {trial.seed}: {trial.failure or f'{spent:.0f} s'}", flush=True)
         with seconds.open("a") as file:
             file.write(f"{spent}\n")
 
-    trials = run_study(study, out, jobs=JOBS, progress=note)
-    if not all(trial.finished for trial in trials):
+    copy_runs(trials(study, out), out.parent)
+    ran = run_study(study, out, jobs=JOBS, progress=note)
+    if not all(trial.finished for trial in ran):
         return False
     spent = sum(map(float, seconds.read_text().split())) / JOBS / 60
     write_results(f"study_{name}", rows(write_report(out)))
     shutil.copyfile(out / SCORES, RESULTS / f"study_{name}.{SCORES}")
     print(f"  about {spent:.0f} minutes of {JOBS} runs at a time", flush=True)
     return True
+
+
+def copy_runs(runs: Iterable[Trial], studies: Path) -> None:
+    """Copy the results of runs that another study in ``studies`` has finished with the same recipe and seed.
+
+    A run is repeatable, so a row that several tables share is trained once.
+    """
+    finished = {
+        json.dumps(read_mapping(done.with_suffix(".yaml")), sort_keys=True): done.with_suffix("")
+        for done in studies.glob("*/runs/*/seed-*.done")
+    }
+    for trial in runs:
+        same = finished.get(json.dumps(trial.recipe, sort_keys=True))
+        if same is not None and not trial.folder.exists():
+            trial.write_recipe()
+            shutil.copytree(same, trial.folder)
+            trial.beside(".done").touch()
 
 
 def rows(cells: Iterable[Cell]) -> Iterator[Row]:

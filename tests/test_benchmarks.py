@@ -555,6 +555,33 @@ def test_the_small_versions_of_the_papers_are_run_and_shown() -> None:
     assert (row["R@1000"], row["corrected p of R@1000"]) == (0.9, 0.5)
 
 
+def test_a_row_of_two_tables_is_trained_once(tmp_path: Path) -> None:
+    from benchmarks import studies
+    from irkit.study import Trial
+
+    recipe = {"train": {"seed": 1, "learning_rate": 1e-3}, "model": {"kind": "sparse"}}
+    other = {**recipe, "model": {"kind": "dense"}}
+    one = [Trial("A", 1, recipe, tmp_path / "one/runs/a/seed-1")]
+    two = [
+        Trial(name, 1, each, tmp_path / f"two/runs/{name}/seed-1")
+        for name, each in (("b", recipe), ("c", other))
+    ]
+    studies.copy_runs([*one, *two], tmp_path)  # none has finished
+    assert not any(trial.folder.exists() for trial in (*one, *two))
+    for trial in one:
+        trial.write_recipe()
+        trial.folder.mkdir()
+        trial.results.write_text("values")
+        trial.drop_model()
+    studies.copy_runs(two, tmp_path)
+    assert [trial.finished for trial in two] == [True, False]
+    assert two[0].results.read_text() == "values"
+    two[0].check()  # has the recipe of the run
+    two[0].results.write_text("own")
+    studies.copy_runs(two, tmp_path)
+    assert two[0].results.read_text() == "own"  # what is there stays
+
+
 def test_the_cheapest_studies_run_first() -> None:
     from benchmarks import studies
     from irkit.study import StudyConfig
