@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from irkit import Dense, Model, MultiVector, Ragged, Retriever, Sparse, evaluate
+from irkit import Dense, Model, MultiVector, Ragged, Retriever, Sparse, evaluate, score
 from irkit.errors import BadValueError, ConfigError, StorageError
 from irkit.evaluation.measures import Evaluation
 from irkit.index import index_names
@@ -171,6 +171,42 @@ def test_attention_is_measured_by_its_scores(collection: Path, tiny_bert: Path) 
     assert by_parts.evaluation == whole.evaluation
     assert by_parts.costs["document length"] == 3
     assert by_parts.costs["floats"] == 24
+
+
+@pytest.mark.parametrize("kind", ["multi_vector", "sparse", "attention"])
+def test_a_run_is_reranked_by_scores_of_its_pairs_alone(
+    kind: str, collection: Path, tiny_bert: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scores are those of a search of all documents, and no other pair is compared."""
+    wanted = {"q1": ["d5", "d2", "q3"], "q2": ["d2"], "q3": ["d0", "d2", "d1", "d19"]}  # none for q0 and q4
+    run = collection / "some.trec"
+    lines = [f"{query} Q0 {d} 1 1 x" for query, documents in wanted.items() for d in documents]
+    run.write_text("\n".join(lines))
+    judged = "".join(f"q{n}\td{n}\t1\n" for n in range(5))
+    (collection / "qrels" / "all.tsv").write_text("query-id\tcorpus-id\tscore\n" + judged)
+    monkeypatch.setattr("irkit.training.measuring.evaluate", lambda run, *_, **__: run)
+    model = models(tiny_bert)["sparse" if kind == "sparse" else "multi_vector"]
+    attention = PooledAttention(model.dim, MVA(dim=4)).eval() if kind == "attention" else score
+    compared: list[int] = []
+
+    def counted(queries: Any, documents: Any) -> torch.Tensor:
+        compared.append(len(queries) * len(documents))
+        return attention(queries, documents)
+
+    def ranked(compare: Any, **changes: Any) -> Any:
+        (opened,) = open_collections([config(collection, split="all", measures="RR", **changes)])
+        return measure(model, [opened], compare)["one"].evaluation
+
+    everything, reranked = ranked(attention), ranked(attention, run=str(run))
+    for query, documents in wanted.items():
+        scores = dict(zip(*everything.columns(query), strict=True))
+        found = dict(zip(*reranked.columns(query), strict=True))
+        assert sorted(found) == sorted(documents)
+        assert found == pytest.approx({d: scores[d] for d in documents}, abs=1e-5)
+        assert list(found.values()) == sorted(found.values(), reverse=True)
+    assert "q4" not in reranked or not len(reranked.columns("q4")[0])
+    ranked(counted, run=str(run))
+    assert sum(compared) == 8
 
 
 def test_a_second_model_scores_the_best_documents_again(

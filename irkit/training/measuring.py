@@ -27,7 +27,7 @@ from irkit.evaluation.run import Run
 from irkit.heads import as_multi_vector_head
 from irkit.heads.multi_vector_config import TokenPooling
 from irkit.index import AutoConfig, Hits, Store, create_index
-from irkit.index.topk import TopK
+from irkit.index.topk import TopK, query_table
 from irkit.model import Model
 from irkit.model.hardware import with_dtype
 from irkit.retrieval.fusing import compare_several
@@ -310,11 +310,27 @@ class _ExactSearch(_Search):
         if self._attention is not None:
             documents = _project(self._attention, documents, "documents")
         self.costs.add(documents)
+        candidates = self.collection.candidates
+        if candidates is None:
+            self._best.push(self._scores(self._queries, documents), rows)
+            return
+        # compare each query with the documents that its run has among these
+        allowed = [candidates[name] for name in names]
+        query = np.concatenate([np.asarray(numbers, np.int64) for numbers in allowed])
+        column = np.repeat(np.arange(len(allowed)), [len(numbers) for numbers in allowed])
+        order = np.argsort(query, kind="stable")
+        columns = query_table(query[order], column[order], len(self._queries), -1)
+        scores = np.full(columns.shape, -np.inf, np.float32)
+        for number in np.unique(query).tolist():
+            own = columns[number][columns[number] >= 0]
+            part = documents[torch.from_numpy(own)]
+            scores[number, : len(own)] = self._scores(self._queries[number : number + 1], part)[0]
+        self._best.push_pairs(scores, np.where(columns < 0, -1, rows[columns]))
+
+    def _scores(self, queries: Representation, documents: Representation) -> npt.NDArray[np.float32]:
         with torch.no_grad():
-            scores = self._compare(self._queries, documents).cpu().numpy()
-        if self.collection.candidates is not None:
-            scores = _only_candidates(scores, [self.collection.candidates[name] for name in names])
-        self._best.push(scores, rows)
+            scores: npt.NDArray[np.float32] = self._compare(queries, documents).cpu().numpy()
+        return scores
 
     def hits(self) -> Hits:
         return self._best.hits()
@@ -363,17 +379,6 @@ def _project(attention: MultiVectorAttention, vectors: Representation, side: str
     project = attention.project_queries if side == "queries" else attention.project_documents
     with torch.no_grad():
         return project(vectors.to(attention.query_key.weight.device))
-
-
-def _only_candidates(
-    scores: npt.NDArray[np.float32], allowed: Sequence[list[int]]
-) -> npt.NDArray[np.float32]:
-    """Return scores ``(n_q, n_d)`` with -inf where a query may not find a document."""
-    rows = np.concatenate([np.asarray(numbers, np.int64) for numbers in allowed])
-    columns = np.repeat(np.arange(len(allowed)), [len(numbers) for numbers in allowed])
-    kept = np.full_like(scores, -np.inf)
-    kept[rows, columns] = scores[rows, columns]
-    return kept
 
 
 def _adjustments(config: EvaluationConfig) -> tuple[str, int | None, TokenPooling | None]:
