@@ -18,6 +18,7 @@ from irkit.training.measuring import measure
 from irkit.training.model_recipe import make_model
 from irkit.training.result_files import write_results
 from irkit.training.train_recipe import TrainRecipe
+from irkit.training.train_run import train
 from irkit.training.validation import (
     EvaluationConfig,
     JudgedCollection,
@@ -345,6 +346,26 @@ def test_evaluation_has_a_length_of_its_own(collection: Path, tiny_bert: Path) -
     plain, cut = open_collections([config, config.model_copy(update={"name": "cut", "document_length": 3})])
     assert evaluate_model(model, cut).per_query == evaluate_model(short, plain).per_query
     assert model.max_length("document") == 64
+
+
+def test_one_step_at_almost_no_rate_measures_a_model_as_it_is(
+    collection: Path, tiny_bert: Path, tmp_path: Path
+) -> None:
+    """The rows of studies whose names end in "released" are measured so."""
+    released = Model.sparse(str(tiny_bert))
+    released.save_pretrained(tmp_path / "released")
+    keys = recipe(
+        model={"name": str(tmp_path / "released")},
+        data={"source": str(collection), "split": "train", "documents": 1},
+        evaluation={"source": str(collection), "split": "test", "at_end": True},
+    )
+    step = {"max_steps": 1, "warmup_steps": 0, "weight_decay": 0.01, "save_strategy": "no"}
+    for rate, same in ((1e-12, True), (1e-2, False)):
+        out = tmp_path / str(rate)
+        model = train(keys | {"train": step | {"learning_rates": {"": rate}}}, out)
+        vectors, expected = model.encode_document(TEXTS), released.encode_document(TEXTS)
+        assert torch.allclose(vectors.to_dense(), expected.to_dense(), atol=1e-6) == same
+        assert len((out / "evaluation.jsonl").read_text().splitlines()) > 1
 
 
 def test_evaluation_says_what_is_wrong(collection: Path) -> None:

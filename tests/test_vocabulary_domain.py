@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from irkit.errors import BadValueError, ConfigError
 from irkit.tokenizer import Tokenizer
 from irkit.training.domain_vocabulary import DomainConfig, fragmentation, train_vocabulary
+from irkit.vocabulary.alignment import align
 
 TEXTS = [
     "Gene expression in the naïve T-cells of mice; gene expression profiles.",
@@ -129,3 +130,4 @@ def test_a_quarter_of_the_tokens_makes_fewer_pieces_of_science(data_dir: Path, t
     made = train_vocabulary(texts, tmp_path, DomainConfig(size=8192))
     assert fragmentation(made, texts) == pytest.approx(1.17, abs=0.005)
     assert fragmentation(general, texts) == pytest.approx(1.24, abs=0.005)
+    assert align(general, made).overlap == pytest.approx(0.56, abs=0.005)  # MiniLM has BERT's tokens

@@ -388,3 +388,9 @@ def test_hidden_words_of_minilm_are_best_recovered_by_meaning(minilm: str, tmp_p
         norm = rows[new].norm(dim=1).mean() / whole[new].norm(dim=1).mean()
         found = [cosines.mean(), cosines.median(), cosines.quantile(0.1), norm]
         assert list(map(float, found)) == pytest.approx(expected, abs=0.012), kind
+        if kind == "semantic":  # the page shows what this token is made of
+            assert moved.mixture.terms.lengths.float().mean() == pytest.approx(24, abs=0.5)
+            tokens = [moved.alignment.tokens[number] for number in new.nonzero()[:, 0].tolist()]
+            part = moved.mixture[(row := tokens.index("drink")) : row + 1]
+            heaviest = part.weights.sort(descending=True).values[:5].tolist()
+            assert heaviest == pytest.approx([0.338, 0.291, 0.157, 0.105, 0.077], abs=5e-4)
