@@ -376,9 +376,9 @@ def stop(stops: int, folder: Path, documents: int = 500, seed: int = 0) -> Count
         with searched.open(nodes, timeout=5) as many:
             names = [part.path.name for part in many.store.parts]
             for _ in range(stops):
-                number = numbers.randrange(len(many.index.actors))
-                gone = set(many.index._groups[number])
-                with stopped(many.index.actors[number][0]):
+                number = numbers.randrange(len(many.actors.replicas))
+                gone = set(many.actors.groups[number])
+                with stopped(many.actors.replicas[number][0]):
                     with many.watch(False):
                         try:
                             raise AssertionError(f"no error: {many.search(query)}")
@@ -391,7 +391,7 @@ def stop(stops: int, folder: Path, documents: int = 500, seed: int = 0) -> Count
                 assert many.search(query, documents) == whole
                 assert many.missing == ()
                 counts["stopped"] += 1
-        with searched.open(nodes, replicas=2, timeout=20) as many, stopped(many.index.actors[0][0]):
+        with searched.open(nodes, replicas=2, timeout=20) as many, stopped(many.actors.replicas[0][0]):
             with many.watch(False) as seen:
                 for _ in range(2):  # one of them asks the stopped replica first
                     assert many.search(query, documents) == whole

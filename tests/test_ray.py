@@ -61,6 +61,9 @@ def test_what_is_no_engine_and_not_in_shards_is_refused(tmp_path: Path) -> None:
     for options in ({"replicas": 0}, {"timeout": 0}, {"timeout": float("nan")}):
         with pytest.raises(BadValueError):
             ShardedRetriever.load(tmp_path / "one", **options)  # type: ignore[arg-type]
+    with pytest.raises(BadTypeError, match="build_shards"):
+        ShardedRetriever.build("bm25", ["one text"], tmp_path / "two", shards=2)
+    assert not (tmp_path / "two").exists()
 
 
 def test_a_start_keeps_the_handler_of_signals_and_names_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,9 +223,8 @@ def test_ray_on_this_machine_listens_on_no_other_address(ray: Any) -> None:
 
 def pids(ray: Any, retriever: ShardedRetriever) -> list[int]:
     """Processes of the first actor of each shard."""
-    return [
-        ray.get(actors[0].__ray_call__.remote(lambda self: os.getpid())) for actors in retriever.index.actors
-    ]
+    replicas = retriever.actors.replicas
+    return [ray.get(actors[0].__ray_call__.remote(lambda self: os.getpid())) for actors in replicas]
 
 
 @pytest.mark.slow
@@ -299,7 +301,7 @@ def test_actors_choose_the_candidates_of_one_index(kind: str, ray: Any, tmp_path
                 retriever.add(added)
         # without the shards of an actor the others are searched as one index
         some = stack.enter_context(ShardedRetriever.load(tmp_path / "5", timeout=5, partial_results=True))
-        ray.kill(some.index.actors[0][0])
+        ray.kill(some.actors.replicas[0][0])
         with pytest.warns(PartialResultWarning, match="shard-1-000"):
             found = some.search(queries, 50)
         whole = {document.id for document in one.documents}
@@ -331,7 +333,7 @@ def test_a_dead_shard_is_an_error_or_a_marked_partial_result(ray: Any, tmp_path:
     Retriever.build("bm25", documents, tmp_path / "many", shards=2).close()
     with ShardedRetriever.load(tmp_path / "many", timeout=5, partial_results=True) as many:
         whole = many.search("word1 word2 word3", 60)
-        ray.kill(many.index.actors[0][0])  # for good
+        ray.kill(many.actors.replicas[0][0])  # for good
         with pytest.warns(PartialResultWarning, match="shard-1-000"):
             some = many.search("word1 word2 word3", 60)
         assert many.missing == ("shard-1-000",)
@@ -380,7 +382,7 @@ def test_a_build_on_ray_has_the_files_of_one_process(kind: str, index: Any, ray:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_files_written_on_ray_are_those_of_one_process(
-    ray: Any, tmp_path: Path, notes: Path, tiny_dense: Path, command: Callable[..., Any]
+    ray: Any, tmp_path: Path, notes: Path, tiny_dense: Path, tiny_bert: Path, command: Callable[..., Any]
 ) -> None:
     index, model = str(tmp_path / "index"), str(tiny_dense)
     assert command("index", "bm25", str(notes), "--out", index)[0] == 0
@@ -405,12 +407,20 @@ def test_files_written_on_ray_are_those_of_one_process(
         assert plain[0] == 0
         assert command("search", f"{index}1", *words, "--engine", "ray")[:2] == plain[:2]
     assert command("search", index, "--text", "search", "--engine", "ray")[0] == 2  # not in shards
+    # a model of several heads
+    heads, model = str(tmp_path / "heads"), make_model(tiny_bert, tmp_path / "model").name
+    assert command("index", model, str(notes), "--out", heads, *shards)[0] == 0
+    for fuse in ("rrf", "dense=0.4,sparse=0.2"):
+        words = ("search", heads, "--text", "search index", "--fuse", fuse)
+        plain = command(*words)
+        assert plain[0] == 0
+        assert command(*words, "--engine", "ray")[:2] == plain[:2]
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("has_codes", [False, True])
-def test_a_build_of_several_heads_on_ray_has_the_files_of_one_process(
+def test_several_heads_are_built_and_searched_on_ray_as_by_one_process(
     has_codes: bool, ray: Any, tmp_path: Path, tiny_bert: Path
 ) -> None:
     model = make_model(tiny_bert, tmp_path / "model")
@@ -426,8 +436,28 @@ def test_a_build_of_several_heads_on_ray_has_the_files_of_one_process(
         assert ours.committed.arrays == theirs.committed.arrays
         assert ours.meta == theirs.meta
     queries, fuse = ["word1 word2", "word3"], {"dense": 0.3, "sparse": 0.7}
-    with Retriever.load(tmp_path / "one", model) as retriever:
-        assert built.search(queries, fuse=fuse) == retriever.search(queries, fuse=fuse)
+    with (
+        Retriever.load(tmp_path / "one", model) as retriever,
+        ShardedRetriever.load(tmp_path / "ray", model, timeout=120) as many,
+    ):
+
+        def check() -> None:
+            assert len(many.actors.replicas) == 2  # all heads share them
+            for options in ({}, {"fuse": fuse}, {"fuse": fuse, "filter": {"year": 2001}}):
+                wanted = retriever.search(queries, 20, **options)
+                assert built.search(queries, 20, **options) == wanted
+                assert many.search(queries, 20, **options) == wanted
+            assert many.explain(queries[0], "d1").score == retriever.explain(queries[0], "d1").score
+            assert many.missing == ()
+
+        check()
+        os.kill(pids(ray, many)[0], signal.SIGKILL)
+        check()
+        for each in (retriever, many):
+            each.add(make(9, "n", random.Random(1)))
+            each.remove(["d3", "d4"])
+        built.refresh()
+        check()
 
 
 CLIENT = """

@@ -16,7 +16,9 @@ from irkit import Hybrid, Retriever
 from irkit.client import Client
 from irkit.client.transport import Transport
 from irkit.errors import BadTypeError, BadValueError, CorruptError, StorageError
-from irkit.ray_engine.ray_search import Answers, PartialResultWarning, RayIndex, ShardedRetriever, _ThreadView
+from irkit.ray_engine import PartialResultWarning, ShardedRetriever
+from irkit.ray_engine.ray_search import open_on_actors
+from irkit.ray_engine.shard_actors import Answers, ShardActors, _ThreadView
 from irkit.remote.remote_retriever import RemoteHit, RemoteRetriever
 from irkit.retrieval.collection import LoadOptions, open_collection
 from irkit.serve import served_remotes
@@ -159,18 +161,17 @@ def test_a_remote_ranks_again_with_the_options_of_a_retriever(words: Retriever, 
         far.rerank(QUERY, ids, 3, interaction=max)  # type: ignore[arg-type]
 
 
-class Deaf(RayIndex):
+class Deaf(ShardActors):
     """Shards whose first one does not answer, without processes."""
 
     deaf = True
 
-    def __init__(self, store: Any, documents: Any, partial: bool) -> None:
-        super(RayIndex, self).__init__(store, documents)
-        self._thread, self._timeout, self.actors = _ThreadView(partial), 0.01, [[None], [None]]
+    def __init__(self, store: Any, partial: bool) -> None:
+        self._store, self._thread, self._timeout, self.replicas = store, _ThreadView(partial), 0.01, [[None]]
         self._ray = SimpleNamespace(kill=print)
 
-    def _ask(self, work: Any, queries: Any, masks: Any, settings: Any) -> Any:
-        found = [work(part, queries, mask, *settings) for part, mask in zip(self.parts, masks, strict=True)]
+    def _ask(self, index: Any, work: Any, queries: Any, masks: Any, settings: Any) -> Any:
+        found = [work(part, queries, mask, *settings) for part, mask in zip(index.parts, masks, strict=True)]
         if Deaf.deaf:
             found[0] = None
             if self._thread.answers is not None:
@@ -183,9 +184,10 @@ class DeafRetriever(ShardedRetriever):
     def load(cls, path: Any, model: Any = None, **options: Any) -> Any:
         options.pop("address", None), options.pop("timeout", None)
         partial = options.pop("partial_results", False)
-        collection = open_collection(path, model, LoadOptions(**options))
-        collection.index = Deaf(collection.store, collection.documents, partial)
-        return cls(collection)
+        collection: Any = open_collection(path, model, LoadOptions(**options))
+        actors = Deaf(collection.store, partial)
+        collection.index, collection.documents = open_on_actors(collection.store, actors)
+        return cls(collection, actors)
 
 
 def test_partial_results_are_marked_or_refused_as_the_request_says(
@@ -211,9 +213,9 @@ def test_partial_results_are_marked_or_refused_as_the_request_says(
             assert f'irkit_shard_questions_total{{name="words",outcome="{outcome}"}}' in metrics
         old = client.app.state.catalogue.index("words").retriever()  # type: ignore[attr-defined]
         client.app.state.catalogue.reload()  # type: ignore[attr-defined]
-        assert old.index.actors
+        assert old.actors.replicas
         client.post("/indexes/words/search", json=body | {"partial": True})
-        assert old.index.actors == []
+        assert old.actors.replicas == []
 
 
 def test_a_client_warns_of_partial_results(monkeypatch: pytest.MonkeyPatch) -> None:

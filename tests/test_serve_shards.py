@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from three_heads import QUERIES, WEIGHTS, make_model
 
 pytest.importorskip("fastapi", reason="needs: pip install 'irkit[serve]'")
 
@@ -123,13 +124,15 @@ def test_shards_are_served_as_one_index(ask: Ask) -> None:
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("engine", [None, "ray"])
 def test_a_deployment_of_ray_serve_answers_as_one_index(
-    engine: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: str | None, tmp_path: Path, tiny_bert: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two replicas answer what one process finds, and see each other's changes."""
     serve = pytest.importorskip("ray.serve", reason="needs: pip install 'irkit[ray]'")
     documents = [{"_id": f"d{n}", "text": f"{word} search {word * (n % 3)}"} for n, word in enumerate(WORDS)]
     one = Retriever.build("bm25", documents, tmp_path / "one")
     Retriever.build("bm25", documents, tmp_path / "words", shards=2).close()
+    model = make_model(tiny_bert, tmp_path / "model")  # of several heads
+    heads = Retriever.build(model, documents, tmp_path / "heads", shards=2)
     monkeypatch.setenv("IRKIT_SERVE_KEYS", "write correct-horse")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -137,11 +140,16 @@ def test_a_deployment_of_ray_serve_answers_as_one_index(
     try:
         serve.start(http_options={"host": "127.0.0.1", "port": port})
         options = {"engine": engine} if engine else {}
-        serve.run(deploy({"paths": str(tmp_path / "words"), "replicas": 2, **options}))
+        paths = f"{tmp_path / 'words'},{tmp_path / 'heads'}"
+        serve.run(deploy({"paths": paths, "replicas": 2, **options}))
         url = f"http://127.0.0.1:{port}"
-        with Client(url) as stranger, pytest.raises(BadValueError, match="key"):
+        with Client(url, "heads") as client:
+            for _ in range(4):  # either replica
+                for fuse in ("rrf", WEIGHTS):
+                    assert client.search(QUERIES, 5, fuse=fuse) == heads.search(QUERIES, 5, fuse=fuse)
+        with Client(url, "words") as stranger, pytest.raises(BadValueError, match="key"):
             stranger.remove(["d1"])
-        with Client(url, key="correct-horse") as client:
+        with Client(url, "words", key="correct-horse") as client:
             for step in range(2):
                 for _ in range(4):  # either replica
                     for query in ("search", *WORDS[:3]):

@@ -12,7 +12,8 @@ from irkit.encoder_free import RM3
 from irkit.index import SeveralIndex
 from irkit.model import Model
 from irkit.model.cross_encoder import CrossEncoder
-from irkit.ray_engine.ray_search import Answers, ShardedRetriever
+from irkit.ray_engine.ray_search import ShardedRetriever
+from irkit.ray_engine.shard_actors import Answers
 from irkit.remote.remote_retriever import RemoteRetriever
 from irkit.retrieval.explanation import Explanation
 from irkit.retrieval.hybrid import Hybrid

@@ -157,7 +157,7 @@ class ServedIndex:
     def _search(self, key: Hashable, jobs: list[Job]) -> list[list[Any]]:
         retriever = self.retriever()
         for old in self._replaced:  # no search is running
-            old.index.close()
+            old.actors.close()
         self._replaced.clear()
         with retriever.store.snapshot():
             return self.work(self.name, retriever, jobs)

@@ -295,14 +295,24 @@ def open_parts(store: Store) -> tuple[Index, Documents]:
     """Return the index and the documents of a store, which may be in several shards."""
     if isinstance(store, ShardedStore):
         documents = ShardedDocuments(store)
-        return _open_sharded(store, documents), documents
+        return open_sharded(store, documents), documents
     return open_index(store), Documents(store)
 
 
-def _open_sharded(store: ShardedStore, documents: ShardedDocuments) -> Index:
-    """Return a `ShardedIndex`, or a `SeveralIndex` that has one for each representation."""
+def open_sharded(
+    store: ShardedStore,
+    documents: ShardedDocuments,
+    make: Callable[[Store, ShardedDocuments], ShardedIndex] = ShardedIndex,
+) -> Index:
+    """Return the index of a store: a `ShardedIndex`, or a `SeveralIndex` of one for each representation.
+
+    Args:
+        store: The store.
+        documents: Its documents.
+        make: Makes the `ShardedIndex` of a store, or of the `PartStore` of a representation.
+    """
     config = index_config(store.meta["index"]["config"])
     if not isinstance(config, SeveralConfig):
-        return ShardedIndex(store, documents)
-    parts = {name: ShardedIndex(PartStore(store, name), documents) for name in sorted(config.indexes)}
+        return make(store, documents)
+    parts = {name: make(PartStore(store, name), documents) for name in sorted(config.indexes)}
     return SeveralIndex(store, config, {**parts})
