@@ -1,8 +1,8 @@
 """Work on Ray, in this machine or in a cluster: shards are built and searched, and texts are encoded.
 
-`ShardedRetriever` (ray_search.py) is a `irkit.Retriever` whose shards actors search (shard_actors.py asks them,
-shard_searcher.py is what each does). `build_shards` (ray_build.py) builds them. ray_stream.py lets actors work on a long sequence. ray_start.py connects to Ray,
-which is imported when something here is used.
+`ShardedRetriever` (ray_search.py) is a `irkit.Retriever` whose shards actors search. shard_actors.py asks
+them, and shard_searcher.py is what each does. `build_shards` (ray_build.py) builds them. ray_stream.py lets
+actors work on a long sequence. ray_start.py connects to Ray, which is imported when something here is used.
 """
 
 from __future__ import annotations

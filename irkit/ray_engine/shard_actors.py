@@ -1,8 +1,8 @@
 """The actors that search the shards of an index: they are started, asked, asked again if they die, and ended.
 
 Questions and answers are pickled here and sent as bytes: Ray would pickle each argument by itself, and a
-tensor as a file of torch, which takes milliseconds. Arrays of numpy, in one argument and one result, still take
-longer than bytes. Every process of the cluster must be trusted, as Ray itself requires.
+tensor as a file of torch, which takes milliseconds. Arrays of numpy, in one argument and one result, still
+take longer than bytes. Every process of the cluster must be trusted, as Ray itself requires.
 """
 
 from __future__ import annotations
