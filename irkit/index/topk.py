@@ -111,7 +111,7 @@ def query_table(query: Array, values: Array, n_q: int, nothing: int) -> Array:
     """
     counts = np.bincount(query, minlength=n_q)
     table = np.full((n_q, counts.max(initial=0)), nothing, values.dtype)
-    table[query, np.arange(len(query)) - np.repeat(np.cumsum(counts) - counts, counts)] = values
+    table[np.arange(table.shape[1]) < counts[:, None]] = values
     return table
 
 

@@ -33,12 +33,12 @@ class ListAnswer(NamedTuple):
     Attributes:
         found: Candidates, by rows of the shard; None if it has no rows in lists.
         scores: Exact scores of candidates; NaN where they were not computed.
-        added: Hits among the rows that are not in lists.
+        added: Hits among the rows that are not in lists; None if there are no such rows.
     """
 
     found: Candidates | None
     scores: Array
-    added: Hits
+    added: Hits | None
 
 
 def search_lists(index: Any, queries: Representation, k: int, masks: Sequence[Array | None]) -> Hits | None:
@@ -58,10 +58,10 @@ def search_lists(index: Any, queries: Representation, k: int, masks: Sequence[Ar
         return None
     queries = parts[0]._compared(queries.to("cpu", torch.float32))
     # the budget of one index
-    live = [part.live if mask is None else part.live & mask for part, mask in zip(parts, masks, strict=True)]
+    keeps = [part._keep(mask) for part, mask in zip(parts, masks, strict=True)]
     covered = sum(part.coded for part in parts)
-    counted = int(sum(keep[: part.coded].sum() for part, keep in zip(parts, live, strict=True)))
-    k = min(k, int(sum(map(np.count_nonzero, live))))
+    counted = sum(_count(keep, part.coded) for part, keep in zip(parts, keeps, strict=True))
+    k = min(k, sum(_count(keep, len(part)) for part, keep in zip(parts, keeps, strict=True)))
     if not covered or not k:
         return None
     if parts[0]._few(counted, covered, k):
@@ -76,9 +76,9 @@ def search_lists(index: Any, queries: Representation, k: int, masks: Sequence[Ar
         answers = index.ask(list_answer, queries, masks, k, effort, not index.searched_here)
         _push_best(index, queries, effort, answers, best)
         if isinstance(queries, MultiVector):
-            _push_first(index, queries, live, best)
+            _push_first(index, queries, masks, best)
         for part, answer in zip(parts, answers, strict=True):
-            if answer is not None:
+            if answer is not None and answer.added is not None:
                 push_hits(best, part.store, answer.added)
         hits = best.hits()
         short = np.flatnonzero(hits.rows[:, -1] < 0)  # lists did not have enough
@@ -90,6 +90,11 @@ def search_lists(index: Any, queries: Representation, k: int, masks: Sequence[Ar
     size = index.store.limits.scan_numbers // (len(parts) * effort.candidates)
     with torch.no_grad():
         return search_in_blocks(block, queries, max(1, min(QUERIES, size)))
+
+
+def _count(keep: Array | None, n: int) -> int:
+    """Return how many of the first ``n`` rows may be hits."""
+    return n if keep is None else np.count_nonzero(keep[:n])
 
 
 def _scan(index: Any, queries: Representation, masks: Sequence[Array | None], k: int) -> Hits:
@@ -138,11 +143,10 @@ def list_answer(
 
     def scan(width: int) -> Hits:
         best = TopK(len(queries), width)
-        if covered < len(part):
-            part._scan(queries, best, covered, keep)
+        part._scan(queries, best, covered, keep)
         return best.hits()
 
-    added = ordered_hits(store, len(part), k, scan)
+    added = ordered_hits(store, len(part), k, scan) if covered < len(part) else None
     if not covered:
         return ListAnswer(None, np.empty((len(queries), 0), np.float32), added)
     found = part.candidates(queries, effort, keep)
@@ -154,9 +158,7 @@ def list_answer(
         found = part.candidates(queries, wide, keep)
     scores = np.full(found.rows.shape, np.nan, np.float32)
     if rank:
-        best = _cut(found.rough, found.ranks, found.rows, effort.candidates)
-        best = _cut(np.where(best, found.fine, -np.inf), found.ranks, found.rows, effort.refined)
-        query, column = np.nonzero(best)
+        query, column = np.nonzero(_best(found.rough, found.fine, found.ranks, found.rows, effort))
         scores[query, column] = part.candidate_scores(queries, found, query, column)
     return ListAnswer(found, scores, added)
 
@@ -182,8 +184,7 @@ def _push_best(
     scores = np.concatenate([own for _, _, own, _ in chosen], 1)
     rough[rows < 0] = -np.inf
     # the cuts of one index
-    kept = _cut(rough, ranks, rows, effort.candidates)
-    kept = _cut(np.where(kept, fine, -np.inf), ranks, rows, effort.refined)
+    kept = _best(rough, fine, ranks, rows, effort)
     if isinstance(queries, MultiVector):
         kept[(queries.tokens.lengths == 0).numpy()] = False
     # scores that shards did not compute
@@ -197,14 +198,23 @@ def _push_best(
     best.push_pairs(scores, np.where(kept, rows, -1))
 
 
-def _push_first(index: Any, queries: MultiVector, live: Sequence[Array], best: TopK) -> None:
+def _push_first(index: Any, queries: MultiVector, masks: Sequence[Array | None], best: TopK) -> None:
     """Push the first rows in lists for queries without tokens, which score 0 with everything."""
     empty = (queries.tokens.lengths == 0).numpy()
     if empty.any():
-        pairs = [(part, keep[: part.coded]) for part, keep in zip(index.parts, live, strict=True)]
-        rows = [global_rows(part.store)[: len(keep)][keep] for part, keep in pairs]
+        pairs = zip(index.parts, masks, strict=True)
+        live = [(part, part.live if mask is None else part.live & mask) for part, mask in pairs]
+        rows = [global_rows(part.store)[: part.coded][keep[: part.coded]] for part, keep in live]
         first = np.sort(np.concatenate(rows))[: best.k]
         best.push_pairs(np.zeros((len(queries), len(first)), np.float32), np.where(empty[:, None], first, -1))
+
+
+def _best(rough: Array, fine: Array, ranks: Array, rows: Array, effort: Effort) -> Array:
+    """Return ``(n_q, n)`` bool: the candidates that an index scores exactly."""
+    kept = _cut(rough, ranks, rows, effort.candidates)
+    if effort.refined < effort.candidates:
+        kept = _cut(np.where(kept, fine, -np.inf), ranks, rows, effort.refined)
+    return kept
 
 
 def _cut(scores: Array, ranks: Array, rows: Array, count: int) -> Array:

@@ -209,14 +209,15 @@ class ShardedIndex(StoredRows):
         check_k(k)
         self._check("searching", queries)
         allowed, best = self._keep(allowed), TopK(len(queries), int(k))
-        numbers = [global_rows(part.store) for part in self.parts]
-        masks = [None if allowed is None else allowed[rows] for rows in numbers]
+        masks = [None if allowed is None else allowed[global_rows(part.store)] for part in self.parts]
         alone = len(self.parts) == 1 and in_order(self.parts[0].store)  # it chooses as one index does
         for search in () if alone else (search_plaid, search_lists, search_bytes):
             joint = search(self, queries, int(k), masks)
             if joint is not None:
-                best.push_pairs(joint.scores, joint.rows)
-                return best.hits()
+                if joint.rows.shape[1] < k:
+                    best.push_pairs(joint.scores, joint.rows)
+                    joint = best.hits()
+                return joint
         for part, hits in zip(self.parts, self.ask(search_part, queries, masks, int(k)), strict=True):
             if hits is not None:
                 push_hits(best, part.store, hits)

@@ -217,7 +217,7 @@ class Searcher:
         """
         queries, chosen = self._checked(queries), self.effort(effort, 1)
         allowed, shape = None if keep is None else self._allowed(keep), (len(queries), chosen.candidates)
-        places, ranks = np.full(shape, NO_PLACE, np.uint32), np.full(shape, NO_PLACE, np.uint32)
+        places, ranks = np.full((2, *shape), NO_PLACE, np.uint32)
         rough = np.full(shape, -np.inf, np.float32)
         fine = rough if self._plan.nbits == 1 else rough.copy()
         outputs = {"places": places, "ranks": ranks, "rough": rough, "fine": fine}
