@@ -17,8 +17,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from irkit import Hybrid, Retriever
+from irkit import Dense, Hybrid, Retriever
+from irkit.data import Document
 from irkit.encoder_free import BM25, RM3
 from irkit.errors import BadTypeError, BadValueError, LockedError, StorageError
 from irkit.index import Limits, compact, use_limits
@@ -453,6 +455,43 @@ def test_an_interrupted_change_is_whole_for_each_document_and_can_be_repeated(
             )
             assert ours == theirs
         assert {document.id for document in again.documents} == {document.id for document in one.documents}
+
+
+@pytest.mark.parametrize("kind", ["flat", "dense"])
+def test_an_addition_that_was_interrupted_in_this_process_leaves_nothing_to_later_ones(
+    kind: str, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(5)
+
+    def vectors(prefix: str, count: int) -> list[tuple[str, Any]]:
+        return [(f"{prefix}{number}", rng.standard_normal(DIM).astype(np.float32)) for number in range(count)]
+
+    first, second = vectors("a", 30), vectors("c", 7)
+    many = Retriever.build("vectors", first, tmp_path / "many", index=kind, shards=3)
+    rows = Dense(torch.zeros(7, DIM))
+
+    def add(prefix: str, count: int, work: Callable[[], object]) -> None:
+        with many.store.update():
+            many.documents.add([Document(f"{prefix}{number}", "") for number in range(count)])
+            work()
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        add("b", 7, interrupt)  # before the vectors are stored
+    for _ in range(2):  # as many as were interrupted, then as many as were added last
+        with pytest.raises(BadValueError, match="needs their ids and texts, too"):
+            many.index.add(rows)
+        if "c0" not in many.documents:
+            many.add(second)
+    with pytest.raises(BadValueError, match="needs their ids"):
+        add("e", 8, lambda: many.index.add(rows))  # fewer vectors than documents
+    one = Retriever.build("vectors", first, tmp_path / "one", index=kind)
+    one.add(second)
+    queries = [vector for _, vector in vectors("q", 5)]
+    for each in (many, Retriever.load(tmp_path / "many", verify=True)):
+        assert each.search(queries, 40) == one.search(queries, 40)
 
 
 def arrays_of(path: Path) -> list[Any]:

@@ -119,7 +119,10 @@ class ShardedIndex(StoredRows):
     def _append(self, representation: Representation) -> None:
         """Add rows to the shards that have just stored their documents."""
         routes = self._documents.routes
-        if not routes or sum(map(len, routes)) > len(representation):
+        # routes are of these rows if each shard has as many documents without a row
+        missing = [len(global_rows(part.store)) - len(part) for part in self.parts]
+        ends = [int(positions[-1]) + 1 for positions in routes if len(positions)]
+        if [*map(len, routes)] != missing or max(ends, default=0) > len(representation):
             raise BadValueError("adding documents: an index of several shards needs their ids and texts, too")
         terms = self.store.rows(VOCABULARY)
         for part, positions in zip(self.parts, routes, strict=True):
