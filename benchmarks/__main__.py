@@ -42,7 +42,8 @@ def main() -> None:
     )
     parser.add_argument("--soak", type=float, help="minutes that the suite serve loads a server, instead")
     parser.add_argument(
-        "--only", help="studies, kernels, kinds of scale or collections of dense, separated by commas"
+        "--only",
+        help="studies, kernels, kinds of scale or shards, or collections of dense, separated by commas",
     )
     parser.add_argument("--show", action="store_true", help="print the stored results instead of measuring")
     arguments = parser.parse_args()

@@ -8,7 +8,8 @@ the bar is for no more shards than cores. The largest overhead of those goes int
 ``irkit/planning/costs.json``, where `irkit plan` finds it, and the results ``plan`` are written again.
 "queries/s" are those of a batch of 200.
 
-``python -m benchmarks shards --sizes 20000`` sets the number of documents.
+``python -m benchmarks shards --sizes 20000`` sets the number of documents; ``--only plaid`` measures a kind
+beside the stored rows of others.
 """
 
 from __future__ import annotations
@@ -23,16 +24,26 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import Row, provenance, write_results
-from benchmarks.scale import store_costs
+from benchmarks.harness import Row, provenance, read_results, write_results
+from benchmarks.scale import CONTENTS, store_costs
 
-SHARDS, QUERIES, ROUNDS, DIM = (1, 2, 4), 20, 10, 384
+KINDS = ("bm25", "flat", "dense", "plaid", "muvera")
+SHARDS, QUERIES, ROUNDS = (1, 2, 4), 20, 10
 BATCH = 200  # queries
 BAR = 5.0  # ms
 
 
-def main(sizes: Sequence[int] = (50_000,)) -> str | None:
-    """Measure, store the rows, and return what misses the bar."""
+def main(sizes: Sequence[int] = (50_000,), only: Sequence[str] = ()) -> str | None:
+    """Measure, store the rows, and return what misses the bar.
+
+    Args:
+        sizes: Numbers of documents.
+        only: Kinds to measure beside rows that are stored; by default all kinds, in place of these rows.
+    """
+    if unknown := set(only) - set(KINDS):
+        raise SystemExit(
+            f"shards: unknown kinds {', '.join(sorted(unknown))}; expected some of {', '.join(KINDS)}"
+        )
     import torch
 
     from irkit.ray_engine.ray_start import start_ray
@@ -40,9 +51,12 @@ def main(sizes: Sequence[int] = (50_000,)) -> str | None:
     torch.set_num_threads(1)
     ray = start_ray()
     try:
-        rows = [row for size in sizes for kind in ("bm25", "flat") for row in measure(kind, size)]
+        rows = [row for size in sizes for kind in only or KINDS for row in measure(kind, size)]
     finally:
         ray.shutdown()
+    if only:
+        rows += [row for row in read_results("shards") if row["index"] not in only]
+        rows.sort(key=lambda row: (row["documents"], KINDS.index(row["index"]), row["shards"]))
     write_results("shards", rows)
     about = provenance()
     measured = f"measured {about['date'][:10]} on {about['cpu']}, {about['cores']} cores"
@@ -61,22 +75,19 @@ def measure(kind: str, size: int) -> Iterator[Row]:
     """Yield the times of one kind of index for each number of shards."""
     from irkit import Retriever
 
-    numbers = np.random.default_rng(0)
     if kind == "bm25":
-        words = np.array([f"word{number}" for number in range(20_000)])
+        numbers, words = np.random.default_rng(0), np.array([f"word{number}" for number in range(20_000)])
         texts = (" ".join(words[numbers.zipf(1.3, 50) % len(words)]) for _ in range(size + QUERIES))
         queries: list[Any] = [" ".join(text.split()[:4]) for text in islice(texts, QUERIES)]
-        model, documents = "bm25", list(texts)
+        model, index, documents = "bm25", None, list(texts)
     else:
-        queries = list(numbers.standard_normal((QUERIES, DIM), np.float32))
-        model, documents = (
-            "vectors",
-            [(str(n), numbers.standard_normal(DIM, np.float32)) for n in range(size)],
-        )
+        model, index, make = CONTENTS[kind]
+        queries = [*make(QUERIES, 2)]
+        documents = [(str(number), content) for number, content in enumerate(make(size, 1))]
     for shards in SHARDS:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "index"
-            Retriever.build(model, documents, path, shards=shards).close()
+            Retriever.build(model, documents, path, index=index, shards=shards).close()
             yield {"index": kind, "documents": size, "shards": shards} | search(path, queries)
 
 
