@@ -5,7 +5,8 @@ builder`` names the victims. The parts:
 
 * a kind of `KINDS`: builders, nodes and the driver of builds die. When the driver dies, the same command is
   given again. Every finished build must have the files of an undisturbed one, with the same checksums.
-* ``search``: actors of searches and nodes die. Every answer must be that of one process.
+* ``search``: actors of searches and nodes die. Every answer must be that of one process. ``heads``: the same
+  with a model of several heads, which share the actors.
 * ``change``: the same while documents are added, updated and removed. Every answer must be that of one
   process before or after the change, and no change that has returned may be lost.
 * ``stop``: actors are stopped by SIGSTOP, and go on by SIGCONT. Searches must be errors, or miss just the
@@ -34,6 +35,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from three_heads import make_model
+from tiny_bert import write_tiny_bert
 
 from irkit import Retriever
 from irkit.errors import StorageError
@@ -226,13 +229,17 @@ def _start(command: list[str], folder: Path) -> subprocess.Popen[bytes]:
 
 
 class Searched:
-    """Shards of BM25 on a cluster, and the same documents in one index, which gives the expected answers."""
+    """Shards on a cluster, and the same documents in one index, which gives the expected answers."""
 
-    def __init__(self, folder: Path, documents: int, seed: int) -> None:
+    def __init__(self, folder: Path, documents: int, seed: int, has_heads: bool = False) -> None:
         self.numbers, self.path, corpus = random.Random(seed), folder / "searched", folder / "corpus.jsonl"
         write_corpus(corpus, documents, seed)
-        self.one = Retriever.build("bm25", corpus, folder / "one")
-        Retriever.build("bm25", corpus, self.path, shards=SHARDS).close()
+        model: Any = "bm25"
+        if has_heads:
+            write_tiny_bert(folder)
+            model = make_model(folder, folder / "model")
+        self.one = Retriever.build(model, corpus, folder / "one")
+        Retriever.build(model, corpus, self.path, shards=SHARDS).close()
         words = (self.numbers.randrange(100) for _ in range(40))
         self.queries = [f"word{first} word{second}" for first, second in zip(words, words, strict=True)]
 
@@ -266,14 +273,19 @@ class Searched:
 
 
 def search(
-    kills: int, folder: Path, documents: int = 2000, seed: int = 0, victims: Sequence[str] = SEARCH_VICTIMS
+    kills: int,
+    folder: Path,
+    documents: int = 2000,
+    seed: int = 0,
+    victims: Sequence[str] = SEARCH_VICTIMS,
+    has_heads: bool = False,
 ) -> Counter[str]:
     """Search while actors and nodes are killed; return how often each victim died, and the searches.
 
     Raises:
         AssertionError: An answer is not that of one process.
     """
-    counts, searched = Counter[str](), Searched(folder, documents, seed)
+    counts, searched = Counter[str](), Searched(folder, documents, seed, has_heads)
     expected = [searched.one.search(query) for query in searched.queries]
     with cluster() as nodes, searched.open(nodes, replicas=2, timeout=120) as many:
         while sum(counts[victim] for victim in set(victims)) < kills:
@@ -287,6 +299,11 @@ def search(
         for query, wanted in zip(searched.queries, expected, strict=True):
             assert many.search(query) == wanted
     return counts
+
+
+def heads(kills: int, folder: Path, **options: Any) -> Counter[str]:
+    """Do `search` with a model of several heads."""
+    return search(kills, folder, 500, has_heads=True, **options)
 
 
 def change(
@@ -405,9 +422,10 @@ def everything(kills: int, folder: Path) -> Counter[str]:
     counts, build_kills = Counter[str](), max(1, kills // 8)
     for kind in KINDS:
         counts += run(build_kills, folder / kind, 20_000 if kind == "bm25" else 5000, kind=kind)
-    rest = max(2, kills - len(KINDS) * build_kills)
-    counts += search(rest // 2, folder / "search")
-    counts += change(rest - rest // 2, folder / "change")
+    rest = max(3, kills - len(KINDS) * build_kills)
+    counts += search(rest // 3, folder / "search")
+    counts += heads(rest // 3, folder / "heads")
+    counts += change(rest - 2 * (rest // 3), folder / "change")
     return counts + stop(3, folder / "stop")
 
 
@@ -418,7 +436,13 @@ if __name__ == "__main__":
         count, part, *names = int(sys.argv[1]), *(sys.argv[2:] or ["everything"])
         chosen = {"victims": names} if names else {}
         with tempfile.TemporaryDirectory() as temporary:
-            others = {"search": search, "change": change, "stop": stop, "everything": everything}
+            others = {
+                "search": search,
+                "heads": heads,
+                "change": change,
+                "stop": stop,
+                "everything": everything,
+            }
             done: Counter[str] = (
                 others[part](count, Path(temporary), **chosen)  # type: ignore[operator]
                 if part in others

@@ -523,7 +523,7 @@ def test_builds_survive_kills(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("part", "count"), [("search", 3), ("change", 3), ("stop", 1)])
+@pytest.mark.parametrize(("part", "count"), [("search", 3), ("heads", 3), ("change", 3), ("stop", 1)])
 def test_searches_survive_kills_changes_and_stops(part: str, count: int) -> None:
     pytest.importorskip("ray", reason="needs: pip install 'irkit[ray]'")
     # in a process of its own, as this one may be connected to a Ray
