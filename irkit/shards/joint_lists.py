@@ -94,7 +94,7 @@ def search_lists(index: Any, queries: Representation, k: int, masks: Sequence[Ar
 
 def _count(keep: Array | None, n: int) -> int:
     """Return how many of the first ``n`` rows may be hits."""
-    return n if keep is None else np.count_nonzero(keep[:n])
+    return n if keep is None else int(np.count_nonzero(keep[:n]))
 
 
 def _scan(index: Any, queries: Representation, masks: Sequence[Array | None], k: int) -> Hits:
