@@ -154,7 +154,8 @@ def _go_to(folder: str) -> None:
 
 
 def _taken_by_client(ray: Any, read: Any, begin: Any, gpu: bool) -> Iterator[Any]:
-    relay = ray.remote(_Relay).options(num_cpus=0).remote(read, begin, gpu)
+    work = ray.put((read, begin))  # a model among it would be too large for a call of a client
+    relay = ray.remote(_Relay).options(num_cpus=0).remote(work, gpu)
     try:
         while results := ray.get(relay.take.remote()):
             for result, error in results:
@@ -168,10 +169,10 @@ def _taken_by_client(ray: Any, read: Any, begin: Any, gpu: bool) -> Iterator[Any
 class _Relay:
     """Runs `stream` inside the cluster, in an actor, for a process that is connected as a client."""
 
-    def __init__(self, read: Any, begin: Any, gpu: bool) -> None:
+    def __init__(self, work: tuple[Any, Any], gpu: bool) -> None:
         import ray
 
-        self.results = _kept(stream(ray, read, begin, gpu=gpu))
+        self.results = _kept(stream(ray, *work, gpu=gpu))
 
     def take(self) -> list[tuple[Any, BaseException | None]]:
         """Return the next results, each with None, or an error with the result None; empty at the end."""
