@@ -25,8 +25,8 @@ from ._products import write_add_rows
 from .dense_scan.cpu_rank import write_hits, write_keys, write_products
 from .dense_scan.cpu_scan import write_scan
 from .dense_search.cpu_frame import Plan as DensePlan
-from .dense_search.cpu_joint import write_candidates, write_places
 from .dense_search.cpu_rotate import write_rotation
+from .dense_search.cpu_search import write_candidates, write_places
 from .dense_search.cpu_search import write_search as write_dense_search
 from .dense_search.op import SHUFFLES
 from .int8_linear.cpu_tile import ACTIVATIONS as INT8_ACTIVATIONS

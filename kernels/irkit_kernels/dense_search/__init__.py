@@ -3,7 +3,7 @@
 from .build import Encoder, assign, list_margins
 from .checks import check_segment
 from .codes import arrange, codes_at, codes_of, decode, empty_segment, put
-from .cpu_joint import NO_PLACE
+from .cpu_search import NO_PLACE
 from .op import Candidates, Effort, Searcher, effort_of
 from .rotation import Rotation, make_rotation, rotate_rows, rotate_rows_back
 

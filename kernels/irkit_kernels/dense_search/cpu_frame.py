@@ -121,7 +121,7 @@ FRAME = Struct(
     list_bits="i64",  # of the largest number of a list
     list_codes="u8*",  # int8
     list_code_scales="float*",
-    # Candidates and chosen places, see `cpu_joint`.
+    # Candidates and chosen places, see `cpu_search`.
     places="u32*",
     ranks="u32*",
     rough="float*",

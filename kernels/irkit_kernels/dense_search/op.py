@@ -16,8 +16,7 @@ from .._jit import compile_ir, compiled_once, cpu_features
 from .._threads import share
 from .checks import check_kept, check_margins, check_rotation, check_segment
 from .cpu_frame import FRAME, PANEL, SEGMENT, SLACK, Plan
-from .cpu_joint import NO_PLACE, write_candidates, write_places
-from .cpu_search import write_search
+from .cpu_search import NO_PLACE, write_candidates, write_places, write_search
 from .lists import group_lists, list_biases, panels, quantized
 from .rotation import Rotation, rotate
 
