@@ -24,9 +24,13 @@ def has_vnni() -> bool:
     return "avx512vnni" in cpu_features()
 
 
-def packed_shape(n: int, k: int, gated: bool = False) -> tuple[int, int]:
-    """Return the shape of the packed weight of a layer from ``k`` to ``n`` features, see `pack`."""
-    return -(-n // panel_columns(gated)), HEADER + PANEL * (-(-k // 4) * 4)
+def packed_shape(n: int, k: int, gated: bool = False) -> tuple[int, int, int]:
+    """Return the shape of the packed weight of a layer from ``k`` to ``n`` features, see `pack`.
+
+    The second number tells gated weights from plain ones: 2 or 1.
+    """
+    parts = 2 if gated else 1
+    return -(-n // panel_columns(gated)), parts, (HEADER + PANEL * (-(-k // 4) * 4)) // parts
 
 
 def pack(weight: np.ndarray, scale: np.ndarray, bias: np.ndarray | None, gated: bool = False) -> np.ndarray:
@@ -36,8 +40,8 @@ def pack(weight: np.ndarray, scale: np.ndarray, bias: np.ndarray | None, gated: 
     of each then.
 
     Returns:
-        uint8 of `packed_shape`. Each row is a panel of 64 features: their sums of weights, scales and biases,
-        then their weights as ``[k / 4][64 features][4 along k]``.
+        uint8 of `packed_shape`. Each matrix in it is a panel of 64 features: their sums of weights, scales
+        and biases, then their weights as ``[k / 4][64 features][4 along k]``.
     """
     parts, width = (2, PANEL // 2) if gated else (1, PANEL)
     n, k = len(weight) // parts, weight.shape[1]
@@ -56,7 +60,8 @@ def pack(weight: np.ndarray, scale: np.ndarray, bias: np.ndarray | None, gated: 
             header[row] = in_panels(numbers.astype(np.float32)[:, None], 1, np.float32)[:, 0].view(np.int32)
     heads = header.reshape(3, panels, PANEL).swapaxes(0, 1).reshape(panels, -1)
     body = padded.reshape(panels, PANEL, steps, 4).swapaxes(1, 2).reshape(panels, -1)
-    return np.concatenate([heads.view(np.uint8), body.view(np.uint8)], axis=1)
+    packed = np.concatenate([heads.view(np.uint8), body.view(np.uint8)], axis=1)
+    return packed.reshape(packed_shape(n, k, gated))
 
 
 def linear(x: Tensor, packed: Tensor, out: Tensor, activation: str, gated: bool) -> None:

@@ -102,8 +102,9 @@ def _cpu(
         raise ValueError(f"int8_linear: runs on the CPU, got x on {x.device} and packed on {packed.device}")
     if x.dim() == 0 or tuple(packed.shape) != packed_shape(out_features, x.shape[-1], gated):
         raise ValueError(
-            f"int8_linear: x {tuple(x.shape)} and out_features {out_features} do not fit the packed weight "
-            f"{tuple(packed.shape)}; pass x (..., k) and the n of the weight (n, k) that was packed"
+            f"int8_linear: x {tuple(x.shape)}, out_features {out_features} and gated={gated} do not fit the "
+            f"packed weight {tuple(packed.shape)}; pass x (..., k), the n of the weight (n, k) that was "
+            "packed, and the gated of its packing"
         )
     if activation not in ACTIVATIONS:
         raise ValueError(

@@ -240,8 +240,10 @@ def test_errors():
         int8_linear(x, packed, 5, "tanh")
     with pytest.raises(ValueError, match="got 5 features, expected an even number"):
         pack_weight(torch.randn(5, 8), gated=True)
-    with pytest.raises(ValueError, match="do not fit"):
-        int8_linear(x, pack_weight(torch.randn(100, 8)), 100, gated=True)
+    for gated, n in ((True, 5), (False, 5), (False, 10)):  # 1 panel of 64 features, or of 32 and their gates
+        other = pack_weight(torch.randn(10, 8), gated=not gated)
+        with pytest.raises(ValueError, match=f"out_features {n} and gated={gated} do not fit"):
+            int8_linear(x, other, n, gated=gated)
     with pytest.raises(RuntimeError, match="no gradient"):
         int8_linear(x.requires_grad_(), packed, 5)
     for shape in [(8,), (0, 8), (5, 0), (1, cpu.MAX_K + 1)]:
