@@ -9,11 +9,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
 
-__all__ = ["each", "on_cores", "peak_memory", "print_rows", "take_turns"]
+__all__ = ["against_torch", "each", "on_cores", "peak_memory", "print_rows", "take_turns"]
 
 
 def each(way: Callable[[int], Any], count: int) -> Callable[[], None]:
@@ -55,6 +56,21 @@ def take_turns(ways: Mapping[str, Callable[[], Any]], rounds: int, cores: int) -
             function()
             seconds[way].append(clock() - start)
     return seconds
+
+
+def against_torch(
+    name: str, theirs: Callable[[], Any], ours: Callable[[], Any], rounds: int
+) -> dict[str, Any]:
+    """Time a kernel called ``name`` and torch in turns, on ``torch.get_num_threads()`` threads.
+
+    Returns:
+        The threads; the best milliseconds of both; and ``x torch``, the median over the rounds of torch's
+        time divided by the kernel's.
+    """
+    times = take_turns({"torch": theirs, name: ours}, rounds, cores=0)
+    ratios = (a / b for a, b in zip(*times.values(), strict=True))
+    best = {f"{way} ms": round(1e3 * min(seconds), 4) for way, seconds in times.items()}
+    return {"threads": torch.get_num_threads(), **best, "x torch": round(median(ratios), 2)}
 
 
 def peak_memory(function: Callable[[], Any], device: str) -> float:

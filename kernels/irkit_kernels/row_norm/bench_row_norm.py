@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from statistics import median
-from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from irkit_kernels._benching import against_torch, print_rows
 from irkit_kernels.row_norm import row_norm
 from irkit_kernels.row_norm.reference import row_norm_reference
 
@@ -25,8 +24,7 @@ def run(rounds: int = 25) -> list[dict[str, Any]]:
     """Time every shape on ``torch.get_num_threads()`` threads; each round runs both implementations.
 
     Returns:
-        One dict per shape and operation: the best milliseconds of both, and ``x torch``, the median over the
-        rounds of torch's time divided by the kernel's.
+        One dict per shape and operation, with the results of `against_torch`.
 
     Raises:
         RuntimeError: A result is wrong.
@@ -60,28 +58,11 @@ def _measure(n: int, width: int, rounds: int) -> list[dict[str, Any]]:
             lambda: row_norm(x, weight, eps=EPS, rms=True),
         ),
     }
-    # in turns
-    rows = []
-    for name, pair in ways.items():
-        times: tuple[list[float], list[float]] = ([], [])
-        for _ in range(rounds):
-            for way, spent in zip(pair, times, strict=True):
-                start = perf_counter()
-                way()
-                spent.append((perf_counter() - start) * 1e3)
-        rows.append(
-            {
-                "rows": f"{n} x {width}",
-                "operation": name,
-                "threads": torch.get_num_threads(),
-                "torch ms": round(min(times[0]), 4),
-                "row_norm ms": round(min(times[1]), 4),
-                "x torch": round(median(a / b for a, b in zip(*times, strict=True)), 2),
-            }
-        )
-    return rows
+    return [
+        {"rows": f"{n} x {width}", "operation": name, **against_torch("row_norm", *pair, rounds)}
+        for name, pair in ways.items()
+    ]
 
 
 if __name__ == "__main__":
-    for row in run():
-        print("  ".join(f"{key} {value}" for key, value in row.items()))
+    print_rows(run())
