@@ -133,12 +133,15 @@ def test_int8_linear(m: int, k: int, n: int) -> None:
 def test_row_norm(width: int) -> None:
     for rms in (False, True):
         check(row_norm, random(3, width), random(width), random(width), eps=1e-6, rms=rms)
-        check(summed_norm, random(3, width), random(3, width), rms)
+        for keep_sum in (False, True):
+            check(summed_norm, random(3, width), random(3, width), rms, keep_sum)
     check(row_norm, random(3, 2, width), eps=1e-6)
 
 
-def summed_norm(x: Tensor, added: Tensor, rms: bool) -> Tensor:
-    return row_norm(x, eps=1e-6, rms=rms, added=added.clone(), keep_sum=True)
+def summed_norm(x: Tensor, added: Tensor, rms: bool, keep_sum: bool) -> tuple[Tensor, Tensor]:
+    """Add in a copy, because the sum or the result overwrites it; it is guarded, as `clone` would not be."""
+    added = torch.empty(added.shape).copy_(added)
+    return row_norm(x, eps=1e-6, rms=rms, added=added, keep_sum=keep_sum), added
 
 
 @pytest.mark.parametrize("heads", [1, 3])
