@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 import torch
 
-from irkit.arguments import brief, is_count
+from irkit.arguments import brief, check_counts
 from irkit.core.representation import Dense, MultiVector, Representation, Sparse
 from irkit.core.scoring import score, score_pairs
 from irkit.errors import BadTypeError, BadValueError, StorageError
@@ -160,8 +160,9 @@ class Index(ABC):
             Rows and scores, ``(n_q, k)`` each. A document without tokens scores -inf and is never a hit.
 
         Raises:
-            BadValueError: k < 1, queries of another kind or dimensions or with NaN, or ``allowed`` of another
-                length.
+            BadTypeError: ``allowed`` is no array of bool.
+            BadValueError: k is not a whole number of 1 or more, queries are of another kind or dimensions or
+                hold NaN, or ``allowed`` is of another length.
         """
         self._check("searching", queries)
         check_k(k)
@@ -327,12 +328,9 @@ def _numbers(representation: Representation) -> torch.Tensor:
     return representation.values if isinstance(representation, Dense) else representation.weights
 
 
-def check_k(k: Any) -> None:
-    """Raise BadTypeError unless ``k`` is a whole number, and BadValueError unless it is 1 or more."""
-    if isinstance(k, bool) or not hasattr(k, "__index__"):
-        raise BadTypeError(f"search: k is {brief(k)}; expected a whole number")
-    if not is_count(k):
-        raise BadValueError(f"search: k is {brief(k)}; expected 1 or more")
+def check_k(k: object) -> None:
+    """Raise BadValueError unless ``k`` is a whole number of 1 or more."""
+    check_counts("search", k=k)
 
 
 def as_rows(operation: str, rows: Any, count: int, least: int = 0) -> Array:
