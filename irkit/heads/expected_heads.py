@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from irkit.errors import BadValueError
 from irkit.heads.head import Head
 from irkit.heads.multi_vector_head import MultiVectorHead
 from irkit.heads.sparse_head import SparseHead
+
+_Expected = TypeVar("_Expected", bound=Head)
 
 
 def as_sparse_head(head: Head, operation: str) -> SparseHead:
@@ -14,17 +18,15 @@ def as_sparse_head(head: Head, operation: str) -> SparseHead:
     Raises:
         BadValueError: The head is of another class. The message begins with ``operation``.
     """
-    if not isinstance(head, SparseHead):
-        raise BadValueError(f"{operation}: the model makes {head.kind} vectors, expected a sparse one")
-    return head
+    return _expect(SparseHead, "a sparse one", head, operation)
 
 
 def as_multi_vector_head(head: Head, operation: str) -> MultiVectorHead:
-    """Return ``head`` itself, typed as a `MultiVectorHead`.
+    """Return ``head`` itself, typed as a `MultiVectorHead`; raise as `as_sparse_head`."""
+    return _expect(MultiVectorHead, "one per token", head, operation)
 
-    Raises:
-        BadValueError: The head is of another class. The message begins with ``operation``.
-    """
-    if not isinstance(head, MultiVectorHead):
-        raise BadValueError(f"{operation}: the model makes {head.kind} vectors, expected one per token")
+
+def _expect(kind: type[_Expected], vectors: str, head: Head, operation: str) -> _Expected:
+    if not isinstance(head, kind):
+        raise BadValueError(f"{operation}: the model makes {head.kind} vectors, expected {vectors}")
     return head
