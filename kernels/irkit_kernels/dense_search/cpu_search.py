@@ -36,10 +36,16 @@ def write_candidates(plan: Plan) -> str:
 
 def write_places(plan: Plan) -> str:
     """Return the LLVM IR module of ``rank_places(frame)``, which scores chosen places of all queries."""
-    return _module("rank_places", plan, "rank_query", _rank_query)
+    return _module("rank_places", plan, "rank_query", _rank_query, scans=False)
 
 
-def _module(name: str, plan: Plan, step: str, write: Callable[[Plan, Function, Record, Value], None]) -> str:
+def _module(
+    name: str,
+    plan: Plan,
+    step: str,
+    write: Callable[[Plan, Function, Record, Value], None],
+    scans: bool = True,
+) -> str:
     """Return the module of the function ``name``, which calls the function ``step`` of each query."""
     one = Function(step, f=FRAME, query="i64")
     write(plan, one, *one.parameters)
@@ -47,8 +53,9 @@ def _module(name: str, plan: Plan, step: str, write: Callable[[Plan, Function, R
     (f,) = x.parameters
     with x.range(0, f.n_q) as loop:
         x.call(step, f, loop.i)
-    steps = [*write_prepare(plan), *write_lists(plan), *write_scan(plan), *write_rank(plan)]
-    return module(*write_collect(plan.nbits > 1), *steps, one, x)
+    before = write_collect(plan.nbits > 1) if scans else []
+    lists = [*write_lists(plan), *write_scan(plan)] if scans else []
+    return module(*before, *write_prepare(plan), *lists, *write_rank(plan), one, x)
 
 
 def _scan(x: Function, f: Record, query: Value) -> Value:
