@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import Any, NoReturn, Protocol
 
 __all__ = [
@@ -45,6 +46,7 @@ def vector(lanes: int, kind: str) -> str:
     return f"<{lanes} x {kind}>"
 
 
+@cache
 def size_of(kind: str) -> int:
     """Return the bytes of a value."""
     lanes, element = parts(kind)
@@ -352,6 +354,7 @@ class Array:
         return self.code.value("i1", f"icmp ne ptr {self}, null")
 
 
+@cache
 def parts(kind: str) -> tuple[int, str]:
     """Return the number of lanes of a vector and the kind of a lane; 0 and ``kind`` for a scalar."""
     if kind[:1] != "<":
@@ -373,6 +376,7 @@ def _sign(element: str) -> str:
     return "ui" if element[0] == "u" or element == "i1" else "si"
 
 
+@cache
 def llvm_type(kind: str) -> str:
     """Return LLVM's type of a kind."""
     return re.sub(r"\bu(?=\d)", "i", kind)
