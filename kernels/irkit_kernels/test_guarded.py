@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -119,23 +120,23 @@ def gradients_of_maxsim(q: Tensor, q_offsets: Tensor, d: Tensor, d_offsets: Tens
     return torch.autograd.grad(scores[scores.isfinite()].sum(), (q, d), allow_unused=True)
 
 
-@pytest.mark.parametrize(("m", "k", "n"), [(1, 1, 1), (3, 5, 7), (6, 64, 33), (17, 66, 130)])
 @forked
-def test_int8_linear(m: int, k: int, n: int) -> None:
-    check(pack_weight, random(n, k), random(n))
-    for activation in ("none", "gelu", "silu"):
-        check(int8_linear, random(m, k), pack_weight(random(n, k)), n, activation)
-    check(int8_linear, random(m, k), pack_weight(random(2 * n, k), gated=True), n, "gelu_tanh", True)
+def test_int8_linear() -> None:
+    for m, k, n in ((1, 1, 1), (3, 5, 7), (6, 64, 33), (17, 66, 130)):
+        check(pack_weight, random(n, k), random(n))
+        for activation in ("none", "gelu", "silu"):
+            check(int8_linear, random(m, k), pack_weight(random(n, k)), n, activation)
+        check(int8_linear, random(m, k), pack_weight(random(2 * n, k), gated=True), n, "gelu_tanh", True)
 
 
-@pytest.mark.parametrize("width", [1, 16, 63, 130])
 @forked
-def test_row_norm(width: int) -> None:
-    for rms in (False, True):
-        check(row_norm, random(3, width), random(width), random(width), eps=1e-6, rms=rms)
-        for keep_sum in (False, True):
-            check(summed_norm, random(3, width), random(3, width), rms, keep_sum)
-    check(row_norm, random(3, 2, width), eps=1e-6)
+def test_row_norm() -> None:
+    for width in (1, 16, 63, 130):
+        for rms in (False, True):
+            check(row_norm, random(3, width), random(width), random(width), eps=1e-6, rms=rms)
+            for keep_sum in (False, True):
+                check(summed_norm, random(3, width), random(3, width), rms, keep_sum)
+        check(row_norm, random(3, 2, width), eps=1e-6)
 
 
 def summed_norm(x: Tensor, added: Tensor, rms: bool, keep_sum: bool) -> tuple[Tensor, Tensor]:
@@ -167,27 +168,18 @@ def gradients_of_attention(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor) -> 
     return torch.autograd.grad(ragged_attention(*sides, offsets, offsets).float().sum(), sides)
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("dim", [1, 7, 33, 64])
 @forked
-def test_ragged_pool(dim: int, dtype: torch.dtype) -> None:
-    for lengths in LENGTHS:
+def test_ragged_pool() -> None:
+    for dim, dtype, lengths in product((1, 7, 33, 64), FLOATS, LENGTHS):
         for kernel, stride in ((1, 1), (3, 2), (5, 5)):
-            check(
-                ragged_pool,
-                random(sum(lengths), dim, dtype=dtype),
-                offsets_of(lengths),
-                kernel,
-                stride,
-            )
+            values = random(sum(lengths), dim, dtype=dtype)
+            check(ragged_pool, values, offsets_of(lengths), kernel, stride)
 
 
-@pytest.mark.parametrize("pooling", ["max", "sum"])
-@pytest.mark.parametrize(("dim", "vocabulary"), [(1, 1), (7, 33), (33, 130), (64, 1000)])
 @forked
-def test_splade_pool(dim: int, vocabulary: int, pooling: str) -> None:
-    for lengths in LENGTHS[1:3]:
-        for dtype in FLOATS:
+def test_splade_pool() -> None:
+    for (dim, vocabulary), lengths in product(((1, 1), (7, 33), (33, 130), (64, 1000)), LENGTHS[1:3]):
+        for dtype, pooling in product(FLOATS, ("max", "sum")):
             hidden, weight = random(sum(lengths), dim, dtype=dtype), random(vocabulary, dim, dtype=dtype)
             arguments = hidden, offsets_of(lengths), weight, random(vocabulary, dtype=dtype)
             check(splade_pool, *arguments, pooling=pooling)

@@ -23,6 +23,8 @@ from irkit_kernels.residual_maxsim import (
 )
 
 NBITS = st.sampled_from([1, 2, 4, 8])
+# dimensions and bits; few, because each is compiled
+PLANS = ((1, 1), (6, 8), (16, 4), (24, 2), (100, 1), (128, 8), (200, 2), (1, 4), (6, 2), (128, 4))
 seeds = st.integers(0, 2**31)
 dims = st.sampled_from([1, 6, 16, 24, 100, 128, 200])  # few, because each is compiled
 
@@ -74,9 +76,9 @@ def test_assign_of_odd_numbers_is_some_centroid(bad):
 
 
 @settings(max_examples=20, deadline=None)
-@given(st.integers(0, 30), dims, NBITS, seeds)
-def test_encode(n, dim, nbits, seed):
-    rng = np.random.default_rng(seed)
+@given(st.integers(0, 30), st.sampled_from(PLANS), seeds)
+def test_encode(n, plan, seed):
+    (dim, nbits), rng = plan, np.random.default_rng(seed)
     centroids, values = (rng.standard_normal((rows, dim)).astype(np.float32) for rows in (7, n))
     codes = rng.integers(0, 7, n).astype(np.uint16)
     values[::3] += centroids[codes[::3]]

@@ -30,9 +30,12 @@ from irkit_kernels.residual_maxsim import (
 )
 from irkit_kernels.residual_maxsim.cpu_tile import Header
 
-NBITS = st.sampled_from([1, 2, 4, 8])
+# dimensions, bits, and whether codes have 32 bits; few, because each is compiled
+PLANS = (
+    *((1, 1, True), (6, 8, False), (16, 4, True), (24, 2, False), (100, 1, False), (128, 8, True)),
+    *((200, 2, True), (1, 4, False), (6, 2, True), (24, 1, True), (100, 8, True), (128, 4, False)),
+)
 seeds = st.integers(0, 2**31)
-dims = st.sampled_from([1, 6, 16, 24, 100, 128, 200])  # few, because each is compiled
 
 
 @pytest.fixture(params=["vnni", "no permutes", "portable"], scope="module", autouse=True)
@@ -72,14 +75,12 @@ def corpus(lengths: list[int], m: int, k: int, dim: int, nbits: int, seed: int, 
 
 
 corpora = st.builds(
-    corpus,
+    lambda lengths, m, k, plan, seed: corpus(lengths, m, k, *plan[:2], seed, plan[2]),
     st.lists(st.one_of(st.sampled_from([0, 1, 4, 5]), st.integers(0, 30)), min_size=1, max_size=8),
     st.one_of(st.integers(1, 20), st.sampled_from([16, 17, 32, 33, 70])),
     st.one_of(st.integers(1, 40), st.sampled_from([64, 65, 100])),
-    dims,
-    NBITS,
+    st.sampled_from(PLANS),
     seeds,
-    st.booleans(),
 )
 
 
