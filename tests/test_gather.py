@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+import multiprocessing
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -123,10 +122,15 @@ def of_two(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
         Model.from_pretrained(tiny_bert).save_pretrained(folder / "dense")
     Model.multi_vector(tiny_bert, {"depth": 1, "dim": 16}).save_pretrained(folder / "multi_vector")
     Model.sparse(tiny_bert).save_pretrained(folder / "sparse")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-    command = [sys.executable, "-W", "ignore", __file__, str(folder)]
-    running = [subprocess.Popen([*command, str(rank)], env=environment) for rank in (0, 1)]
-    assert [process.wait() for process in running] == [0, 0]
+    fork = multiprocessing.get_context("fork")
+    running = [fork.Process(target=run, args=(folder, rank)) for rank in (0, 1)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a fork beside threads
+        for process in running:
+            process.start()
+    for process in running:
+        process.join()
+    assert [process.exitcode for process in running] == [0, 0]
     return folder, [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
 
 
@@ -146,7 +150,8 @@ def test_two_processes_have_the_gradients_of_one(of_two: Any, kind: str, losses:
 
 def run(folder: Path, rank: int) -> None:
     """One of the two processes."""
-    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)  # OpenMP's other threads did not survive the fork
     dist.init_process_group("gloo", f"file://{folder}/meeting", rank=rank, world_size=2)
     found = {}
     for kind, losses in CASES:
@@ -164,7 +169,3 @@ def run(folder: Path, rank: int) -> None:
     torch.save(found, folder / f"{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    run(Path(sys.argv[1]), int(sys.argv[2]))
