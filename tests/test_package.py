@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 from pathlib import Path
@@ -58,6 +59,12 @@ ROOMS = (
 Graph = Mapping[str, set[str]]
 
 
+@cache
+def parsed(file: Path) -> list[ast.AST]:
+    """Return all nodes of the code of a file."""
+    return list(ast.walk(ast.parse(file.read_text())))
+
+
 def read_imports(package: Path) -> dict[str, set[str]]:
     """Map each module of a package to the others that its code imports, types included."""
     files = {
@@ -67,7 +74,7 @@ def read_imports(package: Path) -> dict[str, set[str]]:
     graph = {}
     for module, file in files.items():
         names: set[str] = set()
-        for node in ast.walk(ast.parse(file.read_text())):
+        for node in parsed(file):
             if isinstance(node, ast.Import):
                 names |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
@@ -191,7 +198,7 @@ def find_private_names(package: Path) -> set[str]:
     """Return the names with one leading underscore that the code of a package defines or sets."""
     names: set[str] = set()
     for file in package.rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text())):
+        for node in parsed(file):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 names.add(node.name)
             elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
