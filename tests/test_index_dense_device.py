@@ -39,13 +39,15 @@ def build(path: Path, **options: Any) -> Index:
     return index
 
 
-@pytest.mark.parametrize("metric", ["inner_product", "cosine", "euclidean"])
+@pytest.mark.parametrize(
+    ("metric", "numbers"),
+    [("inner_product", 1), ("cosine", 10**6), ("euclidean", 1), ("euclidean", 10**6)],  # 1 is a query a block
+)
 @pytest.mark.parametrize(
     "options",
     [{"keep": "none"}, {"keep": "none", "bits": 2}, {"keep": "int8"}, {"bits": 4}, {"keep": "float32"}],
     ids=str,
 )
-@pytest.mark.parametrize("numbers", [1, 10**6])
 def test_rows_and_scores_are_those_of_the_cpu(
     tmp_path: Path, gpu: Any, options: dict[str, Any], metric: str, numbers: int
 ) -> None:

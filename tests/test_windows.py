@@ -51,17 +51,18 @@ def models(tiny_bert: Path) -> dict[str, Model]:
 
 
 def expected(
-    model: Any, windows: WindowsConfig, query: str, documents: list[Document]
-) -> dict[str, tuple[float, Passage]]:
-    """Score and best window of each document, with every window encoded alone and compared in full."""
-    found = {}
+    model: Any, windows: WindowsConfig, queries: tuple[str, ...], documents: list[Document]
+) -> list[dict[str, tuple[float, Passage]]]:
+    """By query, score and best window of each document, with each encoded alone and compared in full."""
+    found: list[dict[str, tuple[float, Passage]]] = [{} for _ in queries]
+    asked = model.encode_representation(list(queries), "query")
     for document in documents:
         spans = split_documents(model, windows, [document])
         rows = model.encode_representation(window_texts([document], spans), "document")
-        [line] = score(model.encode_representation([query], "query"), rows).tolist()
-        pooled = sum(line) / len(line) if windows.pool == "mean" else max(line)
-        place = text_spans([document], spans)[0][line.index(max(line))]
-        found[document.id] = pooled, Passage(*place.tolist())
+        for line, scored in zip(score(asked, rows).tolist(), found, strict=True):
+            pooled = sum(line) / len(line) if windows.pool == "mean" else max(line)
+            place = text_spans([document], spans)[0][line.index(max(line))]
+            scored[document.id] = pooled, Passage(*place.tolist())
     return found
 
 
@@ -126,7 +127,10 @@ def test_search(
     present = [changed if item.id == "d5" else item for item in documents if item.id not in ("d3", "d17")]
     assert len(retriever) == len(present)
     with Retriever.load(tmp_path / "i", model) as again:
-        for query in ("gnu hip", "neural search"):
+        queries = ("gnu hip", "neural search")
+        flat = index == "flat"  # what is stored is what the model makes, here and of documents outside
+        made = expected(model, again.index.windows, queries, present) if flat else [{}, {}]  # type: ignore[attr-defined]
+        for query, own in zip(queries, made, strict=True):
             known = stored(again, query)
             assert known.keys() == {item.id for item in present}
             check(again.search(query, 7), known, 7, recall)
@@ -137,11 +141,9 @@ def test_search(
             check(again.rerank(query, ids), {name: known[name] for name in ids}, 10)
             run = again.run({"q": query}, 7)
             assert [item.doc_id for item in run] == [hit.id for hit in again.search(query, 7)]
-            if index == "flat":  # what is stored is what the model makes, here and of documents outside
+            if flat:
                 given = again.rerank(query, present[:10])
                 check(given, {name: known[name] for name in ids}, 10)
-                windows = again.index.windows  # type: ignore[attr-defined]
-                own = expected(model, windows, query, present)
                 assert {name: value for name, (value, _) in own.items()} == pytest.approx(
                     {name: value for name, (value, _) in known.items()}, rel=1e-4, abs=1e-5
                 )
