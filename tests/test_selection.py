@@ -65,11 +65,16 @@ def make(kind: str, rng: np.random.Generator) -> tuple[str, list[dict[str, Any]]
     return "vectors", records, queries
 
 
-@pytest.fixture(params=KINDS, ids=lambda kind: f"{kind[0]}-{kind[1]}")
-def case(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Retriever, list[Any], bool]]:
+@pytest.fixture(scope="module", params=KINDS, ids=lambda kind: f"{kind[0]}-{kind[1]}")
+def case(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Retriever, list[Any], bool]]:
+    """An index that no test changes."""
     kind, index, exact = request.param
     model, records, queries = make(kind, np.random.default_rng(0))
-    with use_limits(SMALL), Retriever.build(model, records, tmp_path / "index", index=index) as retriever:
+    with use_limits(SMALL):
+        retriever = Retriever.build(model, records, tmp_path_factory.mktemp("case") / "index", index=index)
+    with retriever:
         retriever.remove(["d3", "d50"])
         yield retriever, queries, exact
 

@@ -67,9 +67,12 @@ def tokenizer(tiny_bert: Path) -> Tokenizer:
     return Tokenizer.from_pretrained(tiny_bert)
 
 
-@pytest.fixture
-def router(peer: Any, modules: Any, splade: Path, tmp_path: Path) -> tuple[Any, Path]:
+@pytest.fixture(scope="module")
+def saved_router(
+    peer: Any, modules: Any, splade: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Any, Path]:
     """An inference-free model of sentence-transformers, and where it is saved."""
+    path = tmp_path_factory.mktemp("saved") / "router"
     document = peer.base.modules.Transformer(str(splade), transformer_task="fill-mask")
     torch.manual_seed(3)
     weight = torch.rand(len(document.tokenizer.get_vocab())) + 0.1
@@ -79,8 +82,14 @@ def router(peer: Any, modules: Any, splade: Path, tmp_path: Path) -> tuple[Any, 
     model = peer.SparseEncoder(
         modules=[peer.base.modules.Router.for_query_document([static], [document, pooling])], device="cpu"
     )
-    model.save_pretrained(str(tmp_path / "router"))
-    return model, tmp_path / "router"
+    model.save_pretrained(str(path))
+    return model, path
+
+
+@pytest.fixture
+def router(saved_router: tuple[Any, Path], tmp_path: Path) -> tuple[Any, Path]:
+    """The same, with a directory of the test."""
+    return saved_router[0], shutil.copytree(saved_router[1], tmp_path / "router")
 
 
 def assert_same_outputs(model: Model, peer_model: Any, **options: Any) -> None:
