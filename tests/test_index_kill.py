@@ -284,7 +284,7 @@ def test_readers_of_a_changing_index_see_it_whole(
     monkeypatch.setattr(sys.modules[__name__], "kind", which)
     path = tmp_path / "index"
     build(path, 0)
-    process = multiprocessing.get_context("fork").Process(target=churn, args=(path, 15))
+    process = multiprocessing.get_context("fork").Process(target=churn, args=(path, 30))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a fork beside threads
         process.start()

@@ -49,7 +49,7 @@ from irkit.errors import IrkitError
 Case: TypeAlias = list[Any]
 Outcome: TypeAlias = tuple[str, str]  # its name, and what is known of it
 
-SECONDS = float(os.environ.get("IRKIT_FUZZ_SECONDS", "0.1"))  # a target
+SECONDS = float(os.environ.get("IRKIT_FUZZ_SECONDS", "0.2"))  # a target
 SEED = os.environ.get("IRKIT_FUZZ_SEED", "0")
 PASSING = ("clean", "right", "different")
 _CPU_SECONDS = 10  # a case may take; by the clock _WAITING
