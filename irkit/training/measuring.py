@@ -315,22 +315,18 @@ class _ExactSearch(_Search):
             self._best.push(self._scores(self._queries, documents), rows)
             return
         # compare each query with the documents that its run has among these
-        allowed = [candidates[name] for name in names]
-        query = np.concatenate([np.asarray(numbers, np.int64) for numbers in allowed])
-        column = np.repeat(np.arange(len(allowed)), [len(numbers) for numbers in allowed])
-        order = np.argsort(query, kind="stable")
-        columns = query_table(query[order], column[order], len(self._queries), -1)
+        pairs = sorted({(query, column) for column, name in enumerate(names) for query in candidates[name]})
+        query, column = np.asarray(pairs, np.int64).T
+        columns = query_table(query, column, len(self._queries), -1)
         scores = np.full(columns.shape, -np.inf, np.float32)
         for number in np.unique(query).tolist():
-            own = columns[number][columns[number] >= 0]
-            part = documents[torch.from_numpy(own)]
-            scores[number, : len(own)] = self._scores(self._queries[number : number + 1], part)[0]
+            own = torch.from_numpy(columns[number][columns[number] >= 0])
+            scores[number, : len(own)] = self._scores(self._queries[number : number + 1], documents[own])[0]
         self._best.push_pairs(scores, np.where(columns < 0, -1, rows[columns]))
 
     def _scores(self, queries: Representation, documents: Representation) -> npt.NDArray[np.float32]:
         with torch.no_grad():
-            scores: npt.NDArray[np.float32] = self._compare(queries, documents).cpu().numpy()
-        return scores
+            return np.asarray(self._compare(queries, documents).cpu())
 
     def hits(self) -> Hits:
         return self._best.hits()
