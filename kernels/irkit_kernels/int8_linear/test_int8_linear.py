@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -78,6 +78,7 @@ def test_against_the_definition(size, with_bias, magnitude):
 
 @settings(max_examples=40, deadline=None)
 @given(sizes, st.booleans(), st.sampled_from(list(ACTIVATIONS)), st.floats(-3, 3))
+@example((1, 1, 1, 2), False, "gelu", 1.0)  # GELU of a number so low that it is almost 0
 def test_gates_against_the_definition(size, with_bias, activation, magnitude):
     m, k, n, seed = size
     x = random(m, k, seed=seed) * 10.0**magnitude
@@ -87,7 +88,9 @@ def test_gates_against_the_definition(size, with_bias, activation, magnitude):
     error = 3e-5 + 1e-6 * active.abs()
     assert ((y - ACTIVATIONS[activation](active) * gate).abs() <= error * gate.abs() + 1e-30).all()
     expected = int8_linear_reference(x, *quantize_weight(weight), bias, activation, gated=True)
-    assert (y - expected).abs().max() <= 1e-4 * expected.abs().max() + 1e-30 if y.numel() else True
+    # an activation may be off by 3e-5 where it is almost 0, so the gates set the scale as well
+    scale = torch.maximum(expected.abs(), gate.abs()).amax() if y.numel() else 0
+    assert ((y - expected).abs() <= 1e-4 * scale + 1e-30).all()
 
 
 @settings(max_examples=30, deadline=None)
