@@ -523,6 +523,7 @@ def test_the_small_versions_of_the_papers_are_run_and_shown() -> None:
     assert {name for name in names if "_table" not in name} == {
         "mva_pretraining_local",
         "three_heads_local",
+        "tite_objectives_local",
         "vector_budget_local",
         "vocabulary_transfer_figure1_local",
     }
