@@ -178,9 +178,9 @@ def test_a_builder_stores_each_portion_once(tmp_path: Path) -> None:
     with Store.update(store):
         store.meta["documents"] = store.meta["index"]["rows"] = 12
     store.refresh_parts()
-    many = index.share()
+    work = index.share()
     for builder in builders:
-        builder.finish("", many)
+        builder.finish("", work)
         builder.finish_documents()
     store.refresh_parts()
     store.publish()

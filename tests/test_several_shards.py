@@ -168,6 +168,33 @@ def test_actors_that_all_heads_share_find_what_one_index_finds(
     check_same(one, many)  # in this process
 
 
+def test_every_head_grows_as_in_one_index(model: Model, ray: RayHere, tmp_path: Path) -> None:
+    """Centroids are trained again, by changes that go through a retriever with actors."""
+    index = {
+        "kind": "several",
+        "indexes": {
+            "dense": {"kind": "dense", "keep": "none"},
+            "multi_vector": {"kind": "plaid", "device": "cpu"},
+        },
+    }
+    one = Retriever.build(model, make(40, "d", 0), tmp_path / "one", index=index)
+    Retriever.build(model, make(40, "d", 0), tmp_path / "many", index=index, shards=3).close()
+    many = ShardedRetriever.load(tmp_path / "many", model)
+    seen = []
+    for step, count in enumerate((30, 110, 200)):
+        for retriever in (one, many):
+            retriever.add(make(count, f"s{step}-", step + 1))
+        check_same(one, many)
+        parts = [(one.index.parts[name], many.index.parts[name].parts) for name in index["indexes"]]  # type: ignore[attr-defined]
+        seen.append([first.codec_version for first, _ in parts])
+        for first, shards in parts:
+            assert {part.codec_version for part in shards} == {first.codec_version}
+            assert sum(part.coded for part in shards) == first.coded
+    for version in zip(*seen, strict=True):
+        assert len({*version}) > 1
+    check_same(one, Retriever.load(tmp_path / "many", model))
+
+
 def actors_of(retriever: ShardedRetriever) -> tuple[Any, Any]:
     return retriever.actors.groups, retriever.actors.replicas
 

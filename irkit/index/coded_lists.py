@@ -29,11 +29,9 @@ from irkit_kernels.dense_search import (
     Rotation,
     Searcher,
     assign,
-    list_margins,
     make_rotation,
 )
 from irkit_kernels.dense_search.checks import check_rotation, check_segment
-from irkit_kernels.dense_search.lists import quantized
 from irkit_kernels.dense_search.rotation import MAX_DIM, padded, rotation_matrix
 
 from irkit.core.representation import Representation
@@ -41,7 +39,7 @@ from irkit.errors import ConfigError
 from irkit.index.array_files import Array, corrupt
 from irkit.index.clustering import sample_positions
 from irkit.index.coded_rows import CodedRows, Codes, add_codes
-from irkit.index.dense_training import train_lists
+from irkit.index.dense_training import ListCodec, train_codec
 from irkit.index.index_base import Index, StageProgress
 from irkit.index.index_settings import DenseConfig, MuveraConfig
 from irkit.index.layout import fitting, row_blocks
@@ -52,8 +50,6 @@ from irkit.index.topk import Hits, query_table
 
 _POINTS = 32  # rows sampled per centroid
 _GROWTH = 4  # train again at this many times the rows of the last training
-_LARGEST = 1e30  # square of a row's length that float32 can compute with
-_UNIT = 1e-2  # rows whose squared lengths differ from 1 by less count as normalised
 QUERIES = 512  # searched at once
 SIGNS = 4  # times as many rows as are ranked are chosen by signs, where more bits choose among these
 _ROTATION = ("rotation_signs.bin", "rotation_order.bin")
@@ -76,29 +72,87 @@ class CodedLists(StoredRows):
         Args:
             progress: Called with the stages "training" and "listing".
         """
-        report, limits = progress or (lambda stage, count, total: None), self.store.limits
-        if len(self) - self._covered <= limits.dense_scan:
+        report, n = progress or (lambda stage, count, total: None), len(self)
+        if n - self._covered <= self.store.limits.dense_scan:
             return
         with self.store.update():
-            n, values = len(self), self._reader()
-            if n >= _GROWTH * self._count("trained") and not self.store.meta["index"].get("shared_codec"):
-                report("training", 0, None)
-                if not self._train(values):
+            if self.outgrown(n):
+                codec = self.train(n, self._reader(), report)
+                if codec is None:
                     return
-                drop_segments(self.store, 0)
-            report("listing", 0, n - self._covered)
-            with fitting(self.store.path):
-                encoder = self._encoder()
+                self.take_codec(codec, report)
+            self.code(report)
 
-            def code(rows: Array, lists: Array) -> Codes:
-                report("listing", len(rows), n - self._covered)
-                return encoder.encode(values(rows), lists)
+    # ---- the steps of `finish`, which shards take together ----
 
-            def nearest(rows: Array) -> Array:
-                return assign(values(rows), encoder.centroids)
+    def outgrown(self, n: int) -> bool:
+        """Return whether ``n`` rows are so many that the centroids are trained anew."""
+        return n >= _GROWTH * self.codec_version
 
-            count = len(encoder.centroids)
-            add_codes(self.store, self._covered, n, count, self._row_blocks, nearest, code)
+    def train(self, n: int, values: Callable[[Array], Array], report: StageProgress) -> ListCodec | None:
+        """Train centroids on a sample; return None if float32 cannot compute with its rows.
+
+        Args:
+            n: Number of rows of the index; if it is a shard, of the index in shards.
+            values: Returns the vectors ``(m, width)`` float32 of ascending ones of these rows.
+            report: Called with the stage "training".
+        """
+        report("training", 0, None)
+        lists = self._list_count(n)
+        rows = sample_positions(n, self._sample_size(lists), self.config.seed)
+        sample = np.empty((len(rows), self._width(self.dim)), np.float32)
+        for at, stop in self._row_blocks(0, len(rows)):
+            sample[at:stop] = values(rows[at:stop])
+        return train_codec(sample, lists, self.config.seed, self._matrix(), n)
+
+    @property
+    def codec_version(self) -> int:
+        """Number of rows that the centroids were trained for, which grows; 0 without centroids."""
+        return self._count("trained")
+
+    def codec(self) -> ListCodec:
+        """Return the centroids, as they are stored."""
+        centroids, scales = map(self.store.read, _LISTS[:2])
+        margins = self.store.read(_LISTS[2]) if self.store.rows(_LISTS[2]) else None
+        return ListCodec(centroids, scales, margins, self.codec_version)
+
+    def take_codec(self, codec: ListCodec, report: StageProgress) -> None:
+        """Replace the centroids; code all rows anew if some have codes."""
+        with self.store.update():
+            values, has_codes = self._reader(), self._covered > 0  # codes are read as they were
+            for name, array in zip(_LISTS, codec[:3], strict=True):
+                self.store.drop(name)
+                if array is not None:
+                    self.store.append(name, array)
+            self.store.meta["index"]["trained"] = codec.trained
+            drop_segments(self.store, 0)
+            if has_codes:
+                self.code(report, values)
+
+    def code(self, report: StageProgress, values: Callable[[Array], Array] | None = None) -> None:
+        """Put the rows after the last segment into a segment.
+
+        Args:
+            report: Called with the stage "listing".
+            values: Returns the vectors of rows; by default `_reader` makes it.
+        """
+        start, n = self._covered, len(self)
+        if start == n:
+            return
+        read = values or self._reader()
+        report("listing", 0, n - start)
+        with fitting(self.store.path):
+            encoder = self._encoder()
+
+        def encode(rows: Array, lists: Array) -> Codes:
+            report("listing", len(rows), n - start)
+            return encoder.encode(read(rows), lists)
+
+        def nearest(rows: Array) -> Array:
+            return assign(read(rows), encoder.centroids)
+
+        with self.store.update():
+            add_codes(self.store, start, n, len(encoder.centroids), self._row_blocks, nearest, encode)
 
     def copy(self, source: Index, rows: Array) -> None:
         """Add documents ``rows (n,)``, ascending, of an index of the same kind, exactly as stored.
@@ -108,12 +162,11 @@ class CodedLists(StoredRows):
         assert isinstance(source, CodedLists)
         with self.store.update():
             start, coded = len(self), rows[rows < source._covered]
-            for name in _ROTATION if source.dim else ():
-                self._take_over(source, name)
+            for name in _ROTATION if source.dim and not self.store.rows(_ROTATION[0]) else ():
+                self.store.append(name, source.store.read(name))
             if len(coded) and start == self._covered:
-                for name in _LISTS:
-                    self._take_over(source, name)
-                self.store.meta["index"]["trained"] = source._count("trained")
+                if not self.codec_version:
+                    self.take_codec(source.codec(), lambda stage, count, total: None)
                 codes, count = source._coded(), self.store.rows("centroids.bin")
 
                 def copied(numbers: Array, lists: Array | None = None) -> Codes:
@@ -227,11 +280,6 @@ class CodedLists(StoredRows):
 
         return read_segments(self.store, check)
 
-    def _take_over(self, source: Index, name: str) -> None:
-        """Copy an array of another index, if this one does not have it yet."""
-        if source.store.rows(name) and not self.store.rows(name):
-            self.store.append(name, source.store.read(name))
-
     def _check_build(self, representation: Representation) -> None:
         width = self._width(representation.dim)
         if width > MAX_DIM:
@@ -254,33 +302,6 @@ class CodedLists(StoredRows):
     def _list_count(self, n: int) -> int:
         """Return the number of lists of ``n`` rows."""
         return min(self.config.lists or round(4 * math.sqrt(n)), max(1, n // self._list_rows()))
-
-    def _train(self, values: Callable[[Array], Array], lists: int | None = None) -> bool:
-        """Store the centroids of a sample; return False if float32 cannot compute with its rows.
-
-        Args:
-            values: Returns the vectors of rows.
-            lists: Number of centroids; by default the number that fits all rows.
-        """
-        store, n = self.store, len(self)
-        lists = lists or self._list_count(n)
-        rows = sample_positions(n, self._sample_size(lists), self.config.seed)
-        sample = np.empty((len(rows), self._width(self.dim)), np.float32)
-        for at, stop in self._row_blocks(0, len(rows)):
-            sample[at:stop] = values(rows[at:stop])
-        squares = np.einsum("ij,ij->i", sample, sample, dtype=np.float64)
-        if squares.max(initial=0) > _LARGEST:
-            return False
-        centroids = train_lists(sample, lists, self.config.seed)
-        for name in _LISTS:
-            store.drop(name)
-        codes, scales = quantized((torch.from_numpy(centroids) @ self._matrix()).numpy())
-        store.append("centroids.bin", codes)
-        store.append("centroid_scales.bin", scales)
-        if np.abs(squares - 1).max(initial=0) > _UNIT:
-            store.append("margins.bin", list_margins(sample, centroids, assign(sample, centroids)))
-        store.meta["index"]["trained"] = n
-        return True
 
     def _row_blocks(self, start: int, stop: int) -> Any:
         size = self.store.limits.read_bytes // (4 * max(1, self._width(self.dim)))

@@ -12,6 +12,7 @@ from irkit_kernels.dense_search import decode, rotate_rows_back
 from irkit.core.representation import Dense, Representation
 from irkit.index.array_files import Array, corrupt
 from irkit.index.dense_lists import DenseLists
+from irkit.index.index_base import StageProgress
 from irkit.index.index_settings import DenseConfig
 from irkit.index.layout import fitting
 from irkit.index.store import Store
@@ -31,15 +32,11 @@ class DenseCodes(DenseLists):
 
     scores_codes = True
 
-    def finish(self, progress: Callable[[str, int, int | None], object] | None = None) -> None:
-        """Code the vectors that wait, see `DenseLists.finish`.
-
-        Args:
-            progress: Called with the stages "training" and "listing".
-        """
+    def code(self, report: StageProgress, values: Callable[[Array], Array] | None = None) -> None:
+        """Code the vectors that wait, and drop them; see `CodedLists.code`."""
         with self.store.update():
-            super().finish(progress)
-            if self._covered == len(self) and self.store.rows("values.bin"):
+            super().code(report, values)
+            if self.store.rows("values.bin"):
                 self.store.drop("values.bin")
                 self.store.append("values.bin", np.empty((0, self.dim), np.float32))
 

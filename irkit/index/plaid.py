@@ -27,13 +27,13 @@ Coefficients, trellis code and means make the same bytes fit better.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
-from irkit_kernels.residual_maxsim import Tokens, decode, train_codebook
+from irkit_kernels.residual_maxsim import Tokens, decode
 
 from irkit.core.ragged import Ragged
 from irkit.core.representation import MultiVector, Representation
@@ -45,18 +45,13 @@ from irkit.index.index_base import Index, StageProgress
 from irkit.index.index_settings import PlaidConfig
 from irkit.index.layout import element_positions, fitting, row_blocks, row_ends
 from irkit.index.plaid_search import CpuSearch, PlaidArrays, TensorSearch, pack, plan_search, select_tokens
+from irkit.index.plaid_training import PlaidCodec, on_builder, train_codec
 from irkit.index.state import snapshot
 from irkit.index.stored_rows import QUERY_BLOCK, StoredRows, search_in_blocks, to_float16
 from irkit.index.topk import Hits, TopK
 
-T = TypeVar("T")
-
-POINTS = 32
-"""Tokens sampled per centroid."""
-_UNITS = 4096  # tokens sampled to train the codebook, and to see how well centroids fit
-_MISFIT = 1.02  # from this ratio of misfits on, added tokens count as another kind than the first ones
-_WORK = 1 << 30  # bytes of a GPU that building takes beyond its input
-# files of the fields of `Tokens`, then of the means of documents and their factors
+# files of the codec; of the fields of `Tokens`, then of the means of documents and their factors
+_CODEC = ("centroids.bin", "codebook.bin")
 _COMPRESSED = ("codes.bin", "coefficients.bin", "residuals.bin", "means.bin", "scales.bin")
 
 
@@ -79,12 +74,45 @@ class Plaid(StoredRows):
         """
         report, store = progress or (lambda stage, count, total: None), self.store
         with contextlib.nullcontext() if store.building else store.update():
-            if self._total() - self._first_added() > store.limits.plaid_uncompressed:
-                self._train(report)
-                self._compress(report)
-            new_centroids = store.rows("list_offsets.bin") <= store.rows("centroids.bin")
-            if self.covered - self.listed > self.covered // 20 or (self.covered and new_centroids):
-                self._list(report)
+            total, added = self._total(), self._total() - self._first_added()
+            if added > store.limits.plaid_uncompressed:
+                codec = self.train(total, added, self._sample, report)
+                if codec is not None:
+                    self.take_codec(codec, report)
+                self.code(report)
+            if lists_due([self], self.covered):
+                self.list_rows(report)
+
+    # ---- the steps of `finish`, which shards take together ----
+
+    def train(
+        self, total: int, added: int, sample: Callable[[int, int], Array], report: StageProgress
+    ) -> PlaidCodec | None:
+        """Train the codec, or more centroids, see `train_codec`; numbers and tokens are of all shards."""
+        before = self.codec() if self.codec_version else None
+        return train_codec(self.config, self.store.limits, before, total, added, sample, report)
+
+    @property
+    def codec_version(self) -> int:
+        """Number of centroids, which grows."""
+        return self.store.rows("centroids.bin")
+
+    def codec(self) -> PlaidCodec:
+        """Return centroids and codebook, as they are stored."""
+        about = self.store.meta["index"]
+        if "misfit" not in about:
+            raise self._damaged()
+        centroids, codebook = map(self.store.read, _CODEC)
+        return PlaidCodec(centroids, codebook, about["misfit"], float(about.get("length", 1)))
+
+    def take_codec(self, codec: PlaidCodec, report: StageProgress) -> None:
+        """Add the centroids that are missing, and the codebook."""
+        have = self.codec_version
+        with self.store.update():
+            self.store.append(_CODEC[0], codec.centroids[have:])
+            if not have:
+                self.store.append(_CODEC[1], codec.codebook)
+            self.store.meta["index"] |= {"misfit": codec.misfit, "length": codec.length}
 
     def copy(self, source: Index, rows: Array) -> None:
         """Add documents ``rows (n,)``, ascending, of another plaid index, exactly as stored."""
@@ -92,7 +120,7 @@ class Plaid(StoredRows):
         read, compressed = source.store.read, rows[rows < source.covered]
         with self.store.update():
             if len(compressed):
-                for name in ("centroids.bin", "codebook.bin") if not self.store.rows("centroids.bin") else ():
+                for name in () if self.codec_version else _CODEC:
                     self.store.append(name, read(name))
                 lengths, positions = source._positions(compressed)
                 means, scales = (read(name)[compressed] for name in _COMPRESSED[3:])
@@ -111,8 +139,7 @@ class Plaid(StoredRows):
     @snapshot
     def stats(self) -> dict[str, Any]:
         """Return what `Index.stats` returns, and numbers about centroids and compressed rows."""
-        centroids = self.store.rows("centroids.bin")
-        more = {"nbits": self.config.nbits, "centroids": centroids, "covered": self.covered}
+        more = {"nbits": self.config.nbits, "centroids": self.codec_version, "covered": self.covered}
         return super().stats() | more
 
     @property
@@ -236,47 +263,6 @@ class Plaid(StoredRows):
 
     # ---- building ----
 
-    def _train(self, report: StageProgress) -> None:
-        """Make the first centroids, or more of them from the added tokens that they fit worst."""
-        store, limit, seed = self.store, self.config.train_size, self.config.seed
-        have, total = store.rows("centroids.bin"), self._total()
-        fixed, added = self.config.centroids, total - self._first_added()
-        # how many are missing
-        goal = fixed or clustering.centroid_count(total, limit)
-        new = min(goal - have, added)
-        known = store.meta["index"]
-        if have and "misfit" not in known:
-            raise self._damaged()
-        if have and not fixed and self._misfit() > _MISFIT * known["misfit"]:
-            new = max(new, 3 * added * goal // (2 * total))  # half more than a rebuild gives tokens like them
-        if new <= have // 64 or store.meta["index"].get("shared_codec"):
-            return
-        # a sample of the added tokens; if there are centroids, of those that they fit worst
-        report("training", 0, None)
-        size = max(new, min(limit, POINTS * new * (2 if have else 1)))
-        values = self._sample(size, seed)
-        if have:
-            errors = np.linalg.norm(values - self._nearest(values), axis=1)
-            values = values[np.argsort(-errors)[: max(new, len(values) // 2)]]
-        length = float(known.get("length", 1)) if have else clustering.typical_length(values)
-        direct = store.limits.plaid_direct
-        centroids = self._on_device(
-            3, values, lambda device: clustering.train_centroids(values, new, length, seed, device, direct)
-        )
-        with store.update():
-            store.append("centroids.bin", centroids)
-            if not have:
-                sample = values[clustering.sample_positions(len(values), _UNITS, seed)]
-                codebook = train_codebook(sample - self._nearest(sample), self.config.nbits)
-                store.append("codebook.bin", codebook)
-                store.meta["index"] |= {"misfit": self._misfit(), "length": length}
-
-    def _misfit(self) -> float:
-        """Return the share of the squared lengths of the added tokens that centroids do not explain."""
-        values = self._sample(_UNITS, self.config.seed + 1)
-        left = np.square(values - self._nearest(values)).sum()
-        return float(left / max(np.square(values).sum(), 1e-30))
-
     def _sample(self, size: int, seed: int) -> Array:
         """Return ``(size or fewer, dim)`` of the tokens that are not compressed."""
         first = self._first_added()
@@ -284,16 +270,11 @@ class Plaid(StoredRows):
         positions += first - self._first_stored()
         return self.store.take("values.bin", positions).astype(np.float32)
 
-    def _nearest(self, values: Array) -> Array:
-        """Return the nearest centroid ``(n, dim)`` of each token."""
-        centroids = self._centroids()
-        codes = self._on_device(2, values, lambda device: clustering.nearest_codes(values, centroids, device))
-        nearest: Array = centroids[codes]
-        return nearest
-
-    def _compress(self, report: StageProgress) -> None:
+    def code(self, report: StageProgress) -> None:
         """Compress the tokens of the rows that are not, and drop them unless they are to be kept."""
         store, n, covered = self.store, len(self), self.covered
+        if covered == n:
+            return
         row, ends, stored = store.rows("means.bin"), self._ends(), self._first_stored()
         wide = store.rows("centroids.bin") > store.limits.narrow
         if wide:
@@ -323,14 +304,14 @@ class Plaid(StoredRows):
             codes = clustering.nearest_codes(values, centroids, device).astype(dtype)
             return clustering.fit_tokens(values, lengths, centroids, codes, codebook, device)
 
-        return self._on_device(3, values, compress)
+        return on_builder(self.config, 3, values, compress)
 
-    def _on_device(self, copies: int, values: Array, work: Callable[[torch.device], T]) -> T:
-        """Do work on the configured device, where it takes ``copies`` times the bytes of ``values``."""
-        needed = _WORK + copies * values.nbytes
-        return on_device(self.config.device, "building this index", needed, work)
+    @property
+    def has_old_lists(self) -> bool:
+        """Whether there are lists, and centroids without one."""
+        return 0 < self.store.rows("list_offsets.bin") <= self.codec_version
 
-    def _list(self, report: StageProgress) -> None:
+    def list_rows(self, report: StageProgress) -> None:
         """Rebuild the list of documents of every centroid."""
         store, limits = self.store, self.store.limits
         report("listing", 0, None)
@@ -398,3 +379,14 @@ class Plaid(StoredRows):
             return TensorSearch(arrays, device)
 
         return arrays, on_device(device_name, "searching this index", TensorSearch.needed(arrays), load)
+
+
+def lists_due(parts: Sequence[Plaid], covered: int) -> bool:
+    """Return whether lists are to be made anew, because many rows have none, or centroids have none.
+
+    Args:
+        parts: The shards of an index; an index that is not in shards is the only one.
+        covered: Number of their rows that are compressed.
+    """
+    unlisted = covered - sum(part.listed for part in parts)
+    return unlisted > covered // 20 or any(part.has_old_lists for part in parts)

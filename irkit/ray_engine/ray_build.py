@@ -144,8 +144,8 @@ def _fill(
         )
         _store_chunks(ray, collection, builders, chunks, start, chunk_size, progress)
         for name, part in index_parts(collection.index).items():
-            many = cast(ShardedIndex, part).share(progress)
-            _wait(ray, [builder.finish.remote(name, many) for builder in builders], store.path)
+            work = cast(ShardedIndex, part).share(progress)
+            _wait(ray, [builder.finish.remote(name, work) for builder in builders], store.path)
             store.refresh_parts()
         _wait(ray, [builder.finish_documents.remote() for builder in builders], store.path)
         store.refresh_parts()

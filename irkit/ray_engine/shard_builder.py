@@ -19,9 +19,10 @@ from irkit.errors import BadValueError, LockedError
 from irkit.index import Documents, Limits, Store, open_index
 from irkit.index.array_files import Array
 from irkit.index.several_index import index_parts
+from irkit.shards.codecs import Work, finish_part
 from irkit.shards.placement import SEQUENCE
 from irkit.shards.sharded_documents import add_numbered
-from irkit.shards.sharded_index import add_rows, finish_part
+from irkit.shards.sharded_index import add_rows
 from irkit.shards.sharded_store import BUILT, VOCABULARY
 
 _PATIENCE = 30.0  # seconds to wait for the builder of a build whose driver has just been killed
@@ -117,10 +118,10 @@ class ShardBuilder:
             self.store.meta.update({"change": portion.change, "before": counts})
         self.store.meta[BUILT] = max(portion.stop, self.store.meta.get(BUILT, 0))
 
-    def finish(self, name: str, many: bool) -> None:
-        """Build the structure of one of `index_parts`, see `irkit.shards.sharded_index.finish_part`."""
+    def finish(self, name: str, work: Work) -> None:
+        """Build the structure of one of `index_parts`, see `irkit.shards.codecs.finish_part`."""
         self.store.refresh()
-        finish_part(index_parts(self.index)[name], many)
+        finish_part(index_parts(self.index)[name], work)
 
     def finish_documents(self) -> None:
         """Sort ids and metadata, after all structures were built."""

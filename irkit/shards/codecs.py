@@ -1,132 +1,184 @@
 """What shards share of their codes: centroids and codebooks, trained on a sample of the whole.
 
 `plaid` and ``dense`` with ``keep="none"`` return what codes stand for, so their scores depend on centroids
-and codebooks. Lists of `dense` and `muvera` are probed by centroids, too. So these arrays are trained once,
-on the sample that one index of all documents would be trained on, and copied to every shard. Shards never
-train their own. Other kinds have nothing to share: scores of `faiss` are exact, and its structures only
-choose candidates. The projections of `muvera` and the rotations of codes come from the seed alone.
+and codebooks. Lists of `dense` and `muvera` are probed by centroids, too. So all shards have the same of
+these, their *codec*. It is trained when one index of all documents would train it, on the sample that this
+index would take, and copied to every shard: at first, and as the index grows. Shards never train their own.
+Other kinds have nothing to share: scores of `faiss` are exact, and its structures only choose candidates. The
+projections of `muvera` and the rotations of codes come from the seed alone.
+
+A shard commits a new codec together with the codes of its rows. If a process is killed in the middle of such
+a change, some shards have the new codec, and others their old one. Until the next change brings these to the
+newest codec, shards are searched one by one.
 """
 
 from __future__ import annotations
 
-import tempfile
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
-from irkit.core.ragged import Ragged
-from irkit.core.representation import MultiVector
-from irkit.index import DenseConfig, PlaidConfig, StageProgress, Store, create_index
+from irkit.index import Index, StageProgress
 from irkit.index.array_files import Array
-from irkit.index.clustering import centroid_count, sample_positions
-from irkit.index.plaid import POINTS
-from irkit.shards.placement import global_rows
+from irkit.index.clustering import sample_positions
+from irkit.index.plaid import Plaid, lists_due
+from irkit.index.several_index import coded_rows
+from irkit.shards.placement import global_rows, placement
 
-_LISTS = ("centroids.bin", "centroid_scales.bin", "margins.bin")
-_ARRAYS = {"plaid": ("centroids.bin", "codebook.bin"), "dense": _LISTS, "muvera": _LISTS}
-_VALUES = {"plaid": ("misfit", "length"), "dense": ("trained",), "muvera": ("trained",)}
-CODED = frozenset(_ARRAYS)
+CODED = frozenset({"plaid", "dense", "muvera"})
 """Kinds whose rows have codes, all but the last ones."""
 
 
-def waiting(index: Any) -> bool:
-    """Return whether the rows without codes are so many that an unsharded index would code them now.
+class Work(NamedTuple):
+    """What shards do with their rows, decided for all of them.
+
+    Attributes:
+        code: Code the rows without codes.
+        list: Make the lists of `plaid` anew.
+    """
+
+    code: bool
+    list: bool
+
+
+def share_codec(index: Any, progress: StageProgress | None) -> Work:
+    """Bring all shards to one codec, the one that an index of all documents would have by now.
+
+    Args:
+        index: The `ShardedIndex`.
+        progress: See `irkit.index.StageProgress`.
+
+    Returns:
+        What `finish_part` has to do in every shard.
+    """
+    if index.config.kind not in CODED:
+        return Work(False, False)
+    parts, report = index.parts, progress or (lambda stage, count, total: None)
+    newest, is_building = _newest(index), index.store.building
+    # if the process that trained the codec was killed, shards without it take it over
+    late = [part for part in parts if part.codec_version < newest.codec_version]
+    codec, code = newest.codec() if late else None, bool(late) or many_wait(parts, is_building)
+    # a build trains once, also one that is resumed
+    if code and not late and not (is_building and newest.codec_version):
+        if isinstance(newest, Plaid):
+            codec = newest.train(*_waiting_tokens(index), report)
+        elif newest.outgrown(len(rows := _rows(index))):
+            codec = newest.train(len(rows), _reader(index, rows), report)
+            code = codec is not None
+    for part in late or parts if codec is not None else []:
+        part.take_codec(codec, report)
+    return Work(code, isinstance(newest, Plaid) and (is_building or _lists_due(parts, code)))
+
+
+def finish_part(part: Index, work: Work, progress: StageProgress | None = None) -> None:
+    """Build or extend the structure of a shard, whose codec is shared.
+
+    Args:
+        part: Index of the shard.
+        work: What `share_codec` returned.
+        progress: See `irkit.index.StageProgress`.
+    """
+    ours: Any = part
+    if part.config.kind not in CODED:
+        part.finish(progress)
+    elif part.representation:
+        report = progress or (lambda stage, count, total: None)
+        with part.store.update():
+            if work.code:
+                ours.code(report)
+            if isinstance(part, Plaid) and work.list and (part.listed < part.covered or part.has_old_lists):
+                part.list_rows(report)
+
+
+def one_codec(index: Any) -> bool:
+    """Return whether all codes are of the same codec, so that shards choose candidates together."""
+    return len({part.codec_version for part in index.parts if coded_rows(part)}) < 2
+
+
+def take_codec(source: Any, part: Any) -> None:
+    """Give a new shard the codec of an index, which may be in shards, if there is one."""
+    if part.config.kind not in CODED:
+        return
+    newest = _newest(source) if source.store.parts else source
+    if newest.codec_version and not part.codec_version:
+        part.take_codec(newest.codec(), lambda stage, count, total: None)
+
+
+def many_wait(parts: Sequence[Any], is_building: bool = False) -> bool:
+    """Return whether the rows of shards without codes are so many that one index would code them now.
 
     A build codes its rows at its end. If it was killed meanwhile, rows that have codes already count, too.
     """
+    parts = [part for part in parts if part.config.kind in CODED and part.representation]
+    if not parts:
+        return False
+    limits, old = parts[0].store.limits, not is_building
+    if isinstance(parts[0], Plaid):
+        waiting = sum(part._total() - old * part._first_added() for part in parts)
+        return bool(waiting > limits.plaid_uncompressed)
+    return bool(sum(len(part) - old * part.coded for part in parts) > limits.dense_scan)
+
+
+def _newest(index: Any) -> Any:
+    """Return a shard that has the newest codec; all have it, unless a change was interrupted."""
+    return max(index.parts, key=lambda part: (part.codec_version, part.representation is not None))
+
+
+def _lists_due(parts: list[Any], code: bool) -> bool:
+    """Return whether an unsharded index would make its lists anew, once rows are coded (``code``)."""
+    return lists_due(parts, sum(len(part) if code else part.covered for part in parts))
+
+
+# ---- samples of the whole ----
+
+
+def _rows(index: Any) -> Array:
+    """Return ``(n,)`` all global rows, ascending; numbers that no document has are left out."""
+    return np.sort(np.concatenate([global_rows(part.store) for part in index.parts]))
+
+
+def _reader(index: Any, rows: Array) -> Callable[[Array], Array]:
+    """Return a function of positions in global ``rows (n,)`` that returns their vectors."""
+    where, readers = placement(index.store), [part._reader() for part in index.parts]
+
+    def read(positions: Array) -> Array:
+        split = where.split(rows[positions])
+        parts = np.concatenate([readers[number](own) for number, _, own in split])
+        values = np.empty_like(parts)
+        values[np.concatenate([at for _, at, _ in split])] = parts
+        return values
+
+    return read
+
+
+def _waiting_tokens(index: Any) -> tuple[int, int, Callable[[int, int], Array]]:
+    """Return the first arguments of `Plaid.train`; tokens are in order of global rows, as in one index."""
     parts: list[Any] = [part for part in index.parts if part.representation]
-    limits, old = index.store.limits, not index.store.building
-    if isinstance(index.config, PlaidConfig):
-        return bool(
-            sum(part._total() - old * part._first_added() for part in parts) > limits.plaid_uncompressed
-        )
-    if index.config.kind in CODED:
-        return bool(sum(len(part) - old * part._covered for part in parts) > limits.dense_scan)
-    return False
+    lengths, ends, numbers, shards = (
+        np.concatenate(arrays)
+        for arrays in zip(*(_added_rows(part, shard) for shard, part in enumerate(parts)), strict=True)
+    )
+    order = np.argsort(numbers)
+    stops = np.cumsum(lengths[order])
+    added = int(stops[-1])
+
+    def sample(size: int, seed: int) -> Array:
+        positions = sample_positions(added, size, seed)
+        places = np.searchsorted(stops, positions, side="right")
+        rows = order[places]
+        tokens = ends[rows] - stops[places] + positions  # positions in their shards
+        values = np.empty((len(tokens), parts[0].dim), np.float32)
+        for shard, part in enumerate(parts):
+            chosen = shards[rows] == shard
+            values[chosen] = part.store.take("values.bin", tokens[chosen] - part._first_stored())
+        return values
+
+    return sum(part._total() for part in parts), added, sample
 
 
-def share_codec(index: Any, many: bool, progress: StageProgress | None) -> None:
-    """Train the codec of an index and copy it to all shards, if many rows wait and no codec was trained."""
-    kind, parts = index.config.kind, index.store.parts
-    have = [bool(store.meta["index"].get("shared_codec")) for store in parts]
-    if any(have):  # but not all, if the process that copied it was killed
-        lack = [store for store, has in zip(parts, have, strict=True) if not has]
-        _copy_codec(parts[have.index(True)], kind, lack)
-    if any(have) or not many:
-        return
-    rows = np.sort(np.concatenate([global_rows(store) for store in index.store.parts]))
-    config, lists, chosen, positions = _plan(index, rows)
-    with tempfile.TemporaryDirectory() as folder, Store.build(folder) as store:
-        store.limits = index.store.limits
-        sample: Any = create_index(store, config)
-        size = max(1, store.limits.take_rows)
-        for start in range(0, len(chosen), size):
-            part = index.representations(chosen[start : start + size])
-            sample.add(part if positions is None else _tokens(part, positions[start : start + size]))
-        if kind == "plaid":
-            sample._train(progress or (lambda stage, count, total: None))
-        else:
-            with store.update():
-                if not sample._train(sample._reader(), lists):
-                    return
-                store.meta["index"]["trained"] = len(rows)
-        if store.rows("centroids.bin"):
-            _copy_codec(store, kind, index.store.parts)
-
-
-def take_codec(source: Store, kind: str, target: Store) -> None:
-    """Give a new shard the codec of an index or of another shard, if there is one."""
-    if source.rows("centroids.bin") and not target.rows("centroids.bin"):
-        _copy_codec(source, kind, [target])
-
-
-def _copy_codec(source: Store, kind: str, targets: list[Store]) -> None:
-    about = source.meta["index"]
-    for target in targets:
-        with target.update():
-            for name in _ARRAYS[kind]:
-                target.drop(name)
-                if source.rows(name):
-                    target.append(name, source.read(name))
-            target.meta["index"] |= {name: about[name] for name in _VALUES[kind]} | {"shared_codec": True}
-
-
-def _plan(index: Any, rows: Array) -> tuple[Any, int, Array, list[Array] | None]:
-    """Plan the training that one index of all documents would do.
-
-    Args:
-        index: The index.
-        rows: ``(n,)`` all global rows, ascending.
-
-    Returns:
-        Settings of the training, number of centroids, rows of the sample, and for token vectors the positions
-        of the sampled tokens in each of these rows.
-    """
-    config, n = index.config, len(rows)
-    parts: list[Any] = index.parts
-    if isinstance(config, PlaidConfig):
-        lengths = np.zeros(rows[-1] + 1, np.int64)
-        for part in parts:
-            if part.representation:
-                lengths[global_rows(part.store)] = part.store.read("lengths.bin")
-        ends = np.cumsum(lengths[rows])
-        total = int(ends[-1])
-        count = config.centroids or centroid_count(total, config.train_size)
-        size = max(count, min(config.train_size, POINTS * count))
-        tokens = sample_positions(total, size, config.seed)
-        owners = np.searchsorted(ends, tokens, side="right")
-        chosen, starts = np.unique(owners, return_index=True)
-        positions = np.split(tokens - (ends - lengths[rows])[owners], starts[1:])
-        return config.model_copy(update={"centroids": count}), count, rows[chosen], positions
-    count = parts[0]._list_count(n)
-    size = parts[0]._sample_size(count)
-    if isinstance(config, DenseConfig):  # train on the vectors as they are stored, not on codes of them
-        config = config.model_copy(update={"keep": "float32", "metric": "inner_product"})
-    return config, count, rows[sample_positions(n, size, config.seed)], None
-
-
-def _tokens(documents: MultiVector, positions: list[Array]) -> MultiVector:
-    """Return the tokens at some positions of each document."""
-    pairs = zip(documents.tokens, positions, strict=True)
-    return MultiVector(Ragged.from_rows([row[torch.from_numpy(chosen)] for row, chosen in pairs]))
+def _added_rows(part: Any, shard: int) -> tuple[Array, ...]:
+    """Return lengths, ends, global rows and shard ``(n,)`` of the rows that are not compressed."""
+    rows = np.arange(part.covered, len(part))
+    lengths, numbers = part.store.read("lengths.bin")[rows], global_rows(part.store)[rows]
+    return lengths, part._ends()[rows], numbers, np.full(len(rows), shard)

@@ -17,9 +17,9 @@ from irkit.index.index_base import live_rows
 from irkit.index.part_store import index_records
 from irkit.index.several_index import coded_rows, index_parts
 from irkit.index.term_ids import Vocabulary
-from irkit.shards.codecs import CODED, take_codec
+from irkit.shards.codecs import CODED, Work, finish_part, many_wait, one_codec, take_codec
 from irkit.shards.placement import SEQUENCE, placement, shard_of
-from irkit.shards.sharded_index import ShardedIndex, open_parts
+from irkit.shards.sharded_index import open_parts
 from irkit.shards.sharded_store import ShardedStore, open_store
 
 
@@ -46,6 +46,10 @@ def reshard(path: str | Path, shards: int, *, progress: StageProgress | None = N
             f"resharding {path}: its documents are in windows, which are stored in one directory; build the "
             "index again without windows to divide it"
         )
+    if isinstance(old, ShardedStore):
+        index, _ = open_parts(old)
+        if not all(map(one_codec, index_parts(index).values())):  # an interrupted change has left old codes
+            index.finish(progress)
     # a killed call resumes only if the index is the same
     stores = old.parts if isinstance(old, ShardedStore) else [old]
     state = 0
@@ -125,8 +129,7 @@ def _fill(
         part.meta["model"] = index.store.meta["model"]
         Vocabulary(part).copy(index.store)
         for name, head in index_parts(target).items():
-            if head.config.kind in CODED:
-                take_codec(_first(heads[name]), head.config.kind, head.store)
+            take_codec(heads[name], head)
     # copy chunks; an index without rows still has a kind and dimensions
     size = max(1, part.limits.compact_bytes * max(1, len(index)) // max(1, index.stats()["bytes"]))
     copied, have = 0, part.rows(SEQUENCE)
@@ -150,14 +153,9 @@ def _fill(
     with part.update():
         if "bm25" in about:
             part.meta["index"]["bm25"]["shared"] = about["bm25"]["mean"]
-    target.finish(progress)
+    for head in index_parts(target).values():
+        finish_part(head, Work(many_wait([head]), list=True), progress)
     Documents(part).finish()
-
-
-def _first(index: Any) -> Store:
-    """Return a store that has the codec of the whole."""
-    store: Store = index.parts[0].store if isinstance(index, ShardedIndex) else index.store
-    return store
 
 
 def _by_codes(index: Any, rows: Array) -> list[tuple[Any, Array, Array]]:

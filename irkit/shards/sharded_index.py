@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -31,7 +30,7 @@ from irkit.index.layout import element_positions
 from irkit.index.part_store import PartStore
 from irkit.index.state import snapshot
 from irkit.index.topk import TopK
-from irkit.shards.codecs import share_codec, waiting
+from irkit.shards.codecs import Work, finish_part, one_codec, share_codec
 from irkit.shards.joint_lists import search_bytes, search_lists
 from irkit.shards.joint_plaid import search_plaid
 from irkit.shards.placement import global_rows, in_order, ordered_hits, placement, push_hits
@@ -140,12 +139,12 @@ class ShardedIndex(StoredRows):
     def finish(self, progress: StageProgress | None = None) -> None:
         """Share statistics and codecs, and build or extend the structures of all shards."""
         with contextlib.nullcontext() if self.store.building else self.store.update():
-            many = self.share(progress)
+            work = self.share(progress)
             for part in self.parts:
-                finish_part(part, many, progress)
+                finish_part(part, work, progress)
 
-    def share(self, progress: StageProgress | None = None) -> bool:
-        """Share statistics and codecs; return whether the shards have to code more rows, see `waiting`."""
+    def share(self, progress: StageProgress | None = None) -> Work:
+        """Share statistics and codecs; return what shards have to do, see `share_codec`."""
         if "bm25" in self.store.meta["index"]:
             mean = bm25.renewed_mean(self.store)
             for store in self.store.parts:
@@ -153,9 +152,7 @@ class ShardedIndex(StoredRows):
                     store.meta["index"]["bm25"]["shared"] = mean
             with self.store.update():
                 self.store.meta["index"]["bm25"]["mean"] = mean
-        many = waiting(self)
-        share_codec(self, many, progress)
-        return many
+        return share_codec(self, progress)
 
     # ---- rows as they are stored ----
 
@@ -214,7 +211,8 @@ class ShardedIndex(StoredRows):
         allowed, best = self._keep(allowed), TopK(len(queries), int(k))
         masks = [None if allowed is None else allowed[global_rows(part.store)] for part in self.parts]
         alone = len(self.parts) == 1 and in_order(self.parts[0].store)  # it chooses as one index does
-        for search in () if alone else (search_plaid, search_lists, search_bytes):
+        joint_searches = (search_plaid, search_lists, search_bytes) if one_codec(self) else ()
+        for search in () if alone else joint_searches:
             joint = search(self, queries, int(k), masks)
             if joint is not None:
                 if joint.rows.shape[1] < k:
@@ -263,23 +261,6 @@ def add_rows(part: Index, representation: Representation, terms: Array | bytes) 
         part.store.append(VOCABULARY, np.frombuffer(terms, np.uint8))
     if len(representation) or part.dim != representation.dim:
         part.add(representation)
-
-
-def finish_part(part: Index, many: bool, progress: StageProgress | None = None) -> None:
-    """Build or extend the structure of a shard, whose codec is shared.
-
-    Args:
-        part: Index of the shard.
-        many: What `ShardedIndex.share` returned. Thresholds are for the whole.
-        progress: See `irkit.index.StageProgress`.
-    """
-    limits = part.store.limits
-    try:
-        if many:
-            part.store.limits = replace(limits, plaid_uncompressed=0, dense_scan=0)
-        part.finish(progress)
-    finally:
-        part.store.limits = limits
 
 
 def _widened(queries: Representation, part: Index) -> Representation:
