@@ -117,6 +117,29 @@ def test_shards_grow_as_one_index(kind: str, tmp_path: Path) -> None:
     assert versions(one) > seen[-1:]
 
 
+def test_lists_are_made_when_one_index_makes_them(tmp_path: Path) -> None:
+    """Rows of a few additions have none; they are more than a twentieth of the rows of some shards."""
+    source, index = Source("plaid"), KINDS["plaid"][1] | {"centroids": 32}
+    documents = source.documents("d", 1500)
+    built = [
+        Retriever.build("vectors", documents, tmp_path / str(count), index=index, shards=count)
+        for count in (None, 2, 5)
+    ]
+    one, *others = built
+    unlisted = []
+    for step in range(4):
+        new = source.documents(f"s{step}-", 60)
+        for retriever in built:
+            retriever.add(new)
+        check(one, others, source)
+        listed = one.index.listed  # type: ignore[attr-defined]
+        for many in others:
+            assert sum(part.listed for part in many.index.parts) == listed  # type: ignore[attr-defined]
+        unlisted.append(one.index.coded - listed)  # type: ignore[attr-defined]
+    assert 0 in unlisted
+    assert max(unlisted) > 0
+
+
 def best_scores(retriever: Retriever, queries: list[np.ndarray]) -> list[list[tuple[float, str]]]:
     """Return scores and ids of hits; an interrupted addition has numbered documents in another order."""
     return [sorted((-hit.score, hit.id) for hit in hits) for hits in retriever.search(queries, 10)]

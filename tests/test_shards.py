@@ -245,7 +245,7 @@ CANDIDATES: dict[str, tuple[str, dict[str, Any]]] = {
     "dense-int8": ("dense", {"kind": "dense", "keep": "int8", "metric": "cosine"}),
     "dense-codes": ("dense", {"kind": "dense", "keep": "none"}),
     "muvera": ("tokens", {"kind": "muvera", "candidates": 30, "repetitions": 6, "bits": 2}),
-    "plaid": ("tokens", {"kind": "plaid", "device": "cpu", "centroids": 48}),  # no more as it grows
+    "plaid": ("tokens", {"kind": "plaid", "device": "cpu"}),
     "tokens-int8": ("tokens", {"kind": "flat", "dtype": "int8"}),
 }
 
