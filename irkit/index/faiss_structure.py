@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from irkit.index.array_files import Array
@@ -81,6 +83,59 @@ def check_structure(structure: Any, template: Any, rows: int) -> None:
     if hasattr(inner, "ntotal2") and hasattr(inner, "codes"):  # codes in blocks
         _need(inner.ntotal2 == -(-rows // inner.bbs) * inner.bbs, "blocks of codes")
         _need(inner.codes.size() == inner.ntotal2 * inner.M2 // 2, "codes")
+
+
+def write_structure(structure: Any, path: Path) -> None:
+    """Write a structure to a file.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    if is_on_gpu(structure):
+        structure = faiss.index_gpu_to_cpu(structure)
+    try:  # through a file of Python: FAISS closes its own without noticing that the disk is full
+        with path.open("wb") as stream:
+            faiss.write_index(structure, faiss.PyCallbackIOWriter(stream.write))
+    except RuntimeError as error:
+        raise OSError(reason_of(error)) from error
+
+
+def emptied(structure: Any) -> Any:
+    """Remove the rows of a structure, in place; it stays trained."""
+    structure.reset()
+    core = core_of(structure)
+    if hasattr(core, "ntotal2"):  # which FAISS 1.15 leaves as it was
+        core.ntotal2 = 0
+    return structure
+
+
+def core_of(structure: Any) -> Any:
+    """Return the part that searches, without transformations of the vectors before it."""
+    structure = faiss.downcast_index(structure)
+    return core_of(structure.index) if isinstance(structure, faiss.IndexPreTransform) else structure
+
+
+def is_on_gpu(structure: Any) -> bool:
+    """Return whether a structure is on a GPU."""
+    return isinstance(structure, getattr(faiss, "GpuIndex", ()))
+
+
+def is_exact(structure: Any) -> bool:
+    """Return whether FAISS scores vectors as they are stored, and finds them by inner products."""
+    return isinstance(structure, faiss.IndexFlat | faiss.IndexIVFFlat | faiss.IndexHNSWFlat)
+
+
+def code_bytes(structure: Any) -> int:
+    """Return the bytes per vector that the structure stores."""
+    core = core_of(structure)
+    if is_on_gpu(core):  # which does not say
+        return 4 * int(core.d) if "Flat" in type(core).__name__ else 0
+    return int((faiss.downcast_index(core.storage) if hasattr(core, "storage") else core).sa_code_size())
+
+
+def reason_of(error: Exception) -> str:
+    """Return FAISS's message without the location in its source."""
+    return re.sub(r"^Error in .*? at \S+:\d+: (Error: )?", "", str(error), flags=re.DOTALL).strip()
 
 
 def _check_lists(inner: Any, made: Any) -> None:

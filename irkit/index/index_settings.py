@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, model_validator
@@ -106,6 +107,11 @@ class FaissConfig(IndexConfig):
     train_size: int = Field(100_000, ge=1)
     seed: int | None = Field(0, ge=0)
     device: Device = "cpu"
+
+    @property
+    def is_graph(self) -> bool:
+        """Whether a search walks through a graph of the vectors."""
+        return self.factory == "hnsw" or bool(re.search(r"(^|,)(HNSW|NSG|NNDescent)", self.factory))
 
 
 class DenseConfig(IndexConfig):
