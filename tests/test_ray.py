@@ -265,10 +265,10 @@ def test_actors_find_what_one_process_finds(ray: Any, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
-@pytest.mark.parametrize("kind", ["dense", "dense-codes", "muvera", "plaid"])
+@pytest.mark.parametrize("kind", ["dense", "dense-codes", "muvera", "plaid", "faiss"])
 def test_actors_choose_the_candidates_of_one_index(kind: str, ray: Any, tmp_path: Path) -> None:
     """With default settings, and so many documents that a search reads a part of the lists."""
-    model, config = CANDIDATES[kind]
+    model, config = {**CANDIDATES, "faiss": ("dense", {"kind": "faiss", "factory": "ivfpqfs"})}[kind]
     rng = np.random.default_rng(3)
 
     def make(names: list[str]) -> list[dict[str, Any]]:
@@ -358,8 +358,13 @@ def vectors(kind: str, count: int) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
-@pytest.mark.parametrize(("kind", "index"), [("bm25", None), ("dense", "dense"), ("tokens", "plaid")])
-def test_a_build_on_ray_has_the_files_of_one_process(kind: str, index: Any, ray: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "index"), [("bm25", None), ("dense", "dense"), ("dense", "SQ8"), ("tokens", "plaid")]
+)
+def test_a_build_on_ray_has_the_files_of_one_process(
+    kind: str, index: Any, ray: Any, tmp_path: Path, small_limits: Callable[..., None]
+) -> None:
+    small_limits(faiss_scan=50)
     documents, model = vectors(kind, 300), "bm25" if kind == "bm25" else "vectors"
     options: Any = {"index": index, "shards": 2, "chunk_size": 70}
     Retriever.build(model, documents, tmp_path / "one", **options).close()

@@ -2,8 +2,8 @@
 
 An actor maps the files of one shard, or of several if there are more shards than CPUs; replicas of it map the
 same files (shard_searcher.py). A search asks one replica of every actor at once (shard_actors.py), and merges
-what they find: hits, or for `plaid`, `dense` and `muvera` candidates and their scores, among which the
-candidates of one index are chosen (see `irkit.shards.joint_plaid` and `irkit.shards.joint_lists`). With a
+what they find: hits, or for `plaid`, `dense`, `muvera` and `faiss` candidates and their scores, among which
+the candidates of one index are chosen (see the modules ``irkit.shards.joint_...``). With a
 model of several heads, the same actors are asked once for each head. Queries are encoded, and texts are read,
 by the process that searches. So it and the actors need the same directory under the same path.
 """

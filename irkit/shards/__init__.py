@@ -12,8 +12,9 @@ an index of its own (see `irkit.index`)::
 A document belongs to the shard that the hash of its id names, so that updates and removals find it. Global
 rows decide ties as rows do in one index. `ShardedStore` (sharded_store.py) joins the stores, `ShardedIndex`
 and `ShardedDocuments` have the interfaces of `irkit.index.Index` and `irkit.index.Documents` over global
-rows. joint_plaid.py searches the shards of `plaid` together, and resharding.py copies an index into another
-number of shards. placement.py says which row is where. Everything above works on these three as on one index.
+rows. joint_plaid.py, joint_lists.py and joint_faiss.py search shards together where codes choose candidates;
+codecs.py says which codes shards share. resharding.py copies an index into another number of shards, and
+placement.py says which row is where. Everything above works on these three as on one index.
 
 With a model of several heads, each shard is a directory with an index for each head. The whole is then an
 `irkit.index.SeveralIndex`, whose parts are a `ShardedIndex` for each head. Begin with sharded_store.py.

@@ -4,8 +4,8 @@
 and codebooks. Lists of `dense` and `muvera` are probed by centroids, too. So all shards have the same of
 these, their *codec*. It is trained when one index of all documents would train it, on the sample that this
 index would take, and copied to every shard: at first, and as the index grows. Shards never train their own.
-Other kinds have nothing to share: scores of `faiss` are exact, and its structures only choose candidates. The
-projections of `muvera` and the rotations of codes come from the seed alone.
+The codec of `faiss` is a trained structure without rows. Its graphs (HNSW, NSG) have none: each shard builds
+its own. The projections of `muvera` and the rotations of codes come from the seed alone.
 
 A shard commits a new codec together with the codes of its rows. If a process is killed in the middle of such
 a change, some shards have the new codec, and others their old one. Until the next change brings these to the
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from irkit.index import Index, StageProgress
+from irkit.index import FaissConfig, Index, IndexConfig, StageProgress
 from irkit.index.array_files import Array
 from irkit.index.clustering import sample_positions
 from irkit.index.plaid import Plaid, lists_due
@@ -27,7 +27,12 @@ from irkit.index.several_index import coded_rows
 from irkit.shards.placement import global_rows, placement
 
 CODED = frozenset({"plaid", "dense", "muvera"})
-"""Kinds whose rows have codes, all but the last ones."""
+"""Kinds whose rows have codes, all but the last ones, which are copied."""
+
+
+def has_codec(config: IndexConfig) -> bool:
+    """Return whether the shards of an index share a codec."""
+    return not config.is_graph if isinstance(config, FaissConfig) else config.kind in CODED
 
 
 class Work(NamedTuple):
@@ -52,7 +57,7 @@ def share_codec(index: Any, progress: StageProgress | None) -> Work:
     Returns:
         What `finish_part` has to do in every shard.
     """
-    if index.config.kind not in CODED:
+    if not has_codec(index.config):
         return Work(False, False)
     parts, report = index.parts, progress or (lambda stage, count, total: None)
     newest, is_building = _newest(index), index.store.building
@@ -80,7 +85,7 @@ def finish_part(part: Index, work: Work, progress: StageProgress | None = None) 
         progress: See `irkit.index.StageProgress`.
     """
     ours: Any = part
-    if part.config.kind not in CODED:
+    if not has_codec(part.config):
         part.finish(progress)
     elif part.representation:
         report = progress or (lambda stage, count, total: None)
@@ -93,7 +98,9 @@ def finish_part(part: Index, work: Work, progress: StageProgress | None = None) 
 
 def one_codec(index: Any) -> bool:
     """Return whether all codes are of the same codec, so that shards choose candidates together."""
-    return len({part.codec_version for part in index.parts if coded_rows(part)}) < 2
+    return (
+        not has_codec(index.config) or len({part.codec_version for part in index.parts if _coded(part)}) < 2
+    )
 
 
 def take_codec(source: Any, part: Any) -> None:
@@ -110,14 +117,23 @@ def many_wait(parts: Sequence[Any], is_building: bool = False) -> bool:
 
     A build codes its rows at its end. If it was killed meanwhile, rows that have codes already count, too.
     """
-    parts = [part for part in parts if part.config.kind in CODED and part.representation]
+    parts = [part for part in parts if has_codec(part.config) and part.representation]
     if not parts:
         return False
     limits, old = parts[0].store.limits, not is_building
     if isinstance(parts[0], Plaid):
         waiting = sum(part._total() - old * part._first_added() for part in parts)
         return bool(waiting > limits.plaid_uncompressed)
-    return bool(sum(len(part) - old * part.coded for part in parts) > limits.dense_scan)
+    coded = old * sum(map(_coded, parts))
+    most = limits.dense_scan
+    if isinstance(parts[0].config, FaissConfig):
+        most = max(limits.faiss_scan, coded // 20)
+    return bool(sum(map(len, parts)) - coded > most)
+
+
+def _coded(part: Any) -> int:
+    """Return the number of rows of a shard that have codes."""
+    return int(part.covered) if isinstance(part.config, FaissConfig) else coded_rows(part)
 
 
 def _newest(index: Any) -> Any:

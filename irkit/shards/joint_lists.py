@@ -60,13 +60,13 @@ def search_lists(index: Any, queries: Representation, k: int, masks: Sequence[Ar
     # the budget of one index
     keeps = [part._keep(mask) for part, mask in zip(parts, masks, strict=True)]
     covered = sum(part.coded for part in parts)
-    counted = sum(_count(keep, part.coded) for part, keep in zip(parts, keeps, strict=True))
-    k = min(k, sum(_count(keep, len(part)) for part, keep in zip(parts, keeps, strict=True)))
+    counted = sum(count_kept(keep, part.coded) for part, keep in zip(parts, keeps, strict=True))
+    k = min(k, sum(count_kept(keep, len(part)) for part, keep in zip(parts, keeps, strict=True)))
     if not covered or not k:
         return None
     if parts[0]._few(counted, covered, k):
         with torch.no_grad():
-            return _scan(index, queries, masks, k)
+            return scan_shards(index, queries, masks, k)
     effort = next(part for part in parts if part.coded)._effort(k, counted, covered)
     most = min(effort.candidates, covered)
     effort = effort._replace(candidates=most, refined=min(effort.refined, most))
@@ -83,7 +83,7 @@ def search_lists(index: Any, queries: Representation, k: int, masks: Sequence[Ar
         hits = best.hits()
         short = np.flatnonzero(hits.rows[:, -1] < 0)  # lists did not have enough
         if len(short) and all(answer is not None for answer in answers):
-            hits.rows[short], hits.scores[short] = _scan(index, queries[short], masks, k)
+            hits.rows[short], hits.scores[short] = scan_shards(index, queries[short], masks, k)
         return hits
 
     # candidates of all shards are in memory at once
@@ -92,12 +92,12 @@ def search_lists(index: Any, queries: Representation, k: int, masks: Sequence[Ar
         return search_in_blocks(block, queries, max(1, min(QUERIES, size)))
 
 
-def _count(keep: Array | None, n: int) -> int:
+def count_kept(keep: Array | None, n: int) -> int:
     """Return how many of the first ``n`` rows may be hits."""
     return n if keep is None else int(np.count_nonzero(keep[:n]))
 
 
-def _scan(index: Any, queries: Representation, masks: Sequence[Array | None], k: int) -> Hits:
+def scan_shards(index: Any, queries: Representation, masks: Sequence[Array | None], k: int) -> Hits:
     """Return the best of all rows of all shards."""
     best = TopK(len(queries), k)
     for part, hits in zip(index.parts, index.ask(scan_shard, queries, masks, k), strict=True):
@@ -121,7 +121,7 @@ def search_bytes(index: Any, queries: Representation, k: int, masks: Sequence[Ar
 
     def block(queries: Representation) -> Hits:
         best = TopK(len(queries), k)
-        rows = _scan(index, queries, masks, index.parts[0].examined(k)).rows
+        rows = scan_shards(index, queries, masks, index.parts[0].examined(k)).rows
         best.push_pairs(index._score_rows(queries, rows), rows)
         return best.hits()
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from irkit.errors import StorageError
-from irkit.index import Documents, StageProgress, Store, compact, create_index, open_index
+from irkit.index import Documents, FaissConfig, StageProgress, Store, compact, create_index, open_index
 from irkit.index.array_files import Array
 from irkit.index.directory import MANIFEST
 from irkit.index.index_base import live_rows
@@ -75,6 +75,10 @@ def reshard(path: str | Path, shards: int, *, progress: StageProgress | None = N
             about, *heads = [_kept(record, len(rows)) for record in index_records(old).values()]
             names = old.meta["index"].get("parts", {})
             new.meta["index"] = about | ({"parts": dict(zip(names, heads, strict=True))} if heads else {})
+        # structures of FAISS are not copied: they are trained on the whole, as in a build
+        for head in index_parts(open_parts(new)[0]).values():
+            if isinstance(head.config, FaissConfig):
+                head.finish(progress)
         for store in stores:
             store.check_uncut()
         new.publish()

@@ -31,6 +31,7 @@ from irkit.index.part_store import PartStore
 from irkit.index.state import snapshot
 from irkit.index.topk import TopK
 from irkit.shards.codecs import Work, finish_part, one_codec, share_codec
+from irkit.shards.joint_faiss import search_structures
 from irkit.shards.joint_lists import search_bytes, search_lists
 from irkit.shards.joint_plaid import search_plaid
 from irkit.shards.placement import global_rows, in_order, ordered_hits, placement, push_hits
@@ -43,8 +44,8 @@ class ShardedIndex(StoredRows):
 
     A search asks every shard for its ``k`` best rows and keeps the ``k`` best of these. Scores equal the
     scores of one index, because shards share all that scores depend on: BM25 its statistics, `plaid` and
-    `dense` their centroids and codebooks (see `irkit.shards.codecs`). The shards of `plaid`, `dense` and
-    `muvera` choose their candidates together (see `irkit.shards.joint_plaid` and `irkit.shards.joint_lists`).
+    `dense` their centroids and codebooks (see `irkit.shards.codecs`). The shards of `plaid`, `dense`,
+    `muvera` and `faiss` choose their candidates together (see the modules ``irkit.shards.joint_...``).
 
     A model with several heads has one for each: `open_parts` makes it the part of a `SeveralIndex`.
 
@@ -211,7 +212,9 @@ class ShardedIndex(StoredRows):
         allowed, best = self._keep(allowed), TopK(len(queries), int(k))
         masks = [None if allowed is None else allowed[global_rows(part.store)] for part in self.parts]
         alone = len(self.parts) == 1 and in_order(self.parts[0].store)  # it chooses as one index does
-        joint_searches = (search_plaid, search_lists, search_bytes) if one_codec(self) else ()
+        joint_searches = (
+            (search_plaid, search_lists, search_bytes, search_structures) if one_codec(self) else ()
+        )
         for search in () if alone else joint_searches:
             joint = search(self, queries, int(k), masks)
             if joint is not None:
