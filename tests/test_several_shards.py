@@ -29,7 +29,15 @@ from irkit.shards import ShardedIndex, open_store, reshard, rewrite
 from irkit.shards.placement import shard_of
 
 WORDS = ["search", "index", "vector", "token", "model", "neural", "text", "the", "of", "in", "an", "on"]
-SMALL = Limits(dense_scan=20, dense_scan_per_hit=1, dense_points=2, plaid_uncompressed=100, plaid_scan=8)
+SMALL = Limits(
+    dense_scan=20,
+    dense_scan_per_hit=1,
+    dense_points=2,
+    faiss_scan=20,
+    faiss_scan_per_hit=1,
+    plaid_uncompressed=100,
+    plaid_scan=8,
+)
 CODES: dict[str, Any] = {
     "kind": "several",
     "indexes": {
@@ -168,14 +176,16 @@ def test_actors_that_all_heads_share_find_what_one_index_finds(
     check_same(one, many)  # in this process
 
 
-def test_every_head_grows_as_in_one_index(model: Model, ray: RayHere, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "dense", [{"kind": "dense", "keep": "none"}, {"kind": "faiss", "factory": "IVF4,SQ8", "nprobe": 1}]
+)
+def test_every_head_grows_as_in_one_index(
+    dense: dict[str, Any], model: Model, ray: RayHere, tmp_path: Path
+) -> None:
     """Centroids are trained again, by changes that go through a retriever with actors."""
     index = {
         "kind": "several",
-        "indexes": {
-            "dense": {"kind": "dense", "keep": "none"},
-            "multi_vector": {"kind": "plaid", "device": "cpu"},
-        },
+        "indexes": {"dense": dense, "multi_vector": {"kind": "plaid", "device": "cpu"}},
     }
     one = Retriever.build(model, make(40, "d", 0), tmp_path / "one", index=index)
     Retriever.build(model, make(40, "d", 0), tmp_path / "many", index=index, shards=3).close()
@@ -189,10 +199,17 @@ def test_every_head_grows_as_in_one_index(model: Model, ray: RayHere, tmp_path: 
         seen.append([first.codec_version for first, _ in parts])
         for first, shards in parts:
             assert {part.codec_version for part in shards} == {first.codec_version}
-            assert sum(part.coded for part in shards) == first.coded
+            coded = "covered" if first.config.kind == "faiss" else "coded"
+            assert sum(getattr(part, coded) for part in shards) == getattr(first, coded)
     for version in zip(*seen, strict=True):
         assert len({*version}) > 1
     check_same(one, Retriever.load(tmp_path / "many", model))
+    for retriever in (one, many):
+        retriever.remove([f"d{number}" for number in range(0, 40, 3)])
+        retriever.close()
+    compact(tmp_path / "one")
+    reshard(tmp_path / "many", 2)
+    check_same(*[Retriever.load(tmp_path / name, model) for name in ("one", "many")])
 
 
 def actors_of(retriever: ShardedRetriever) -> tuple[Any, Any]:
