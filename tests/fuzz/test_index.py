@@ -76,6 +76,7 @@ KINDS: dict[str, tuple[str, str, Any]] = {  # model, vectors, index
     "windows_several": ("tiny several", "text", {"kind": "several", "indexes": {"multi_vector": CODES}}),
     "shards_bm25": ("bm25", "text", SPARSE),
     "shards_dense": ("vectors", "dense", {"kind": "dense", "keep": "int8"}),
+    "shards_faiss": ("vectors", "dense", "ivfpqfs"),
     "shards_plaid": ("vectors", "multi_vector", CODES),
 }
 
