@@ -554,6 +554,15 @@ def test_one_index_becomes_shards_and_saves(tmp_path: Path) -> None:
         many.refresh()
 
 
+def test_equal_facets_are_in_order_of_addition_after_a_reshard(tmp_path: Path) -> None:
+    """Rows with codes are copied shard by shard."""
+    source = Source("dense", 8)
+    documents = [source.document(f"d{number}") | {"metadata": {"n": number % 7}} for number in range(56)]
+    Retriever.build("vectors", documents, tmp_path / "many", index=KINDS["dense"][1], shards=3).close()
+    reshard(tmp_path / "many", 2)
+    assert Retriever.load(tmp_path / "many").facets("n") == [(number, 8) for number in range(7)]
+
+
 def test_wrong_shards_are_refused(tmp_path: Path) -> None:
     texts = [f"text {number}" for number in range(20)]
     path, other = tmp_path / "index", tmp_path / "other"

@@ -243,9 +243,9 @@ class Documents:
         """Return the rows that meet a filter that has been checked."""
         return self._mask(self.store.version, as_json(where))
 
-    def _count_values(self, key: str, counted: Array, k: int | None) -> Counts:
+    def _count_values(self, key: str, counted: Array, k: int | None, numbers: Array | None = None) -> Counts:
         """Count the values of a key, see `count_values`."""
-        return count_values(self._fields, key, counted, k)
+        return count_values(self._fields, key, counted, k, numbers)
 
     def _types(self, key: str) -> set[int]:
         """Return the types that the values of a key have."""

@@ -15,7 +15,9 @@ Counts: TypeAlias = dict[tuple[bool, JSON], list[int]]
 """Number of rows and the first row, by value; the first part of a key tells true from 1."""
 
 
-def count_values(fields: Fields, key: str, counted: Array, k: int | None = None) -> Counts:
+def count_values(
+    fields: Fields, key: str, counted: Array, k: int | None = None, numbers: Array | None = None
+) -> Counts:
     """Count the rows of each value of a key.
 
     Values that are dictionaries or lists in a list are left out.
@@ -25,15 +27,19 @@ def count_values(fields: Fields, key: str, counted: Array, k: int | None = None)
         key: The key.
         counted: ``(rows,)`` bool, the rows that count.
         k: Other values than the ``k`` most frequent ones may be left out; None counts all.
+        numbers: ``(rows,)`` number of each row, which is returned in place of the row; None for the row.
     """
     totals: Counts = {}
     for kind in fields.types(key):
         if kind not in (NULL, BOOL, INT, FLOAT, HUGE, STRING):
             continue
         column = fields.column(key, kind, len(counted))
-        chosen = counted[column.rows]
+        chosen = np.flatnonzero(counted[column.rows])
+        if numbers is not None:
+            chosen = chosen[np.argsort(numbers[column.rows[chosen]])]
         values, first, counts = np.unique(column.values[chosen], return_index=True, return_counts=True)
         rows = column.rows[chosen][first]
+        rows = rows if numbers is None else numbers[rows]
         if kind in (INT, FLOAT) and not {INT, FLOAT} <= set(fields.types(key)):  # no value comes again
             best = np.lexsort((rows, -counts))[:k]
             values, rows, counts = values[best], rows[best], counts[best]

@@ -145,13 +145,13 @@ class ShardedDocuments(Documents):
         part = next(part for part in self.parts if kind in part._types(key))
         return part._example(key, kind)
 
-    def _count_values(self, key: str, counted: Array, k: int | None) -> Counts:
+    def _count_values(self, key: str, counted: Array, k: int | None, numbers: Array | None = None) -> Counts:
         totals: Counts = {}
         for part in self.parts:
             rows = global_rows(part.store)
-            for value, (count, first) in part._count_values(key, counted[rows], None).items():
-                total = totals.setdefault(value, [0, int(rows[first])])
-                total[0], total[1] = total[0] + count, min(total[1], int(rows[first]))
+            for value, (count, first) in part._count_values(key, counted[rows], None, rows).items():
+                total = totals.setdefault(value, [0, first])
+                total[0], total[1] = total[0] + count, min(total[1], first)
         return totals
 
     # ---- what an interrupted change has left ----
