@@ -563,6 +563,21 @@ def test_equal_facets_are_in_order_of_addition_after_a_reshard(tmp_path: Path) -
     assert Retriever.load(tmp_path / "many").facets("n") == [(number, 8) for number in range(7)]
 
 
+@pytest.mark.parametrize("kind", ["dense", "plaid", "flat"])
+def test_a_shard_without_documents_is_written_and_filled(kind: str, tmp_path: Path) -> None:
+    model, index = KINDS[kind]
+    source = Source(model, 8)
+    documents = [source.document(f"d{number}") for number in range(60)]
+    many = Retriever.build("vectors", documents, tmp_path / "many", index=index, shards=2)
+    many.remove([f"d{number}" for number in range(1, 60)])
+    reshard(tmp_path / "many", 4)  # one has the document
+    reshard(tmp_path / "many", 3)
+    many = Retriever.load(tmp_path / "many", verify=True)
+    assert [document.id for document in many.documents] == ["d0"]
+    many.add(documents[1:])
+    assert len(many.search(source.query(), 100)) == 60
+
+
 def test_wrong_shards_are_refused(tmp_path: Path) -> None:
     texts = [f"text {number}" for number in range(20)]
     path, other = tmp_path / "index", tmp_path / "other"

@@ -181,6 +181,6 @@ def _by_codes(index: Any, rows: Array) -> list[tuple[Any, Array, Array]]:
         level = sum((own < coded_rows(head)).astype(int) for head in index_parts(part).values())
         for number in np.unique(level).tolist():
             groups.setdefault(number, []).append((part, positions[level == number], own[level == number]))
-    return [group for number in sorted(groups, reverse=True) for group in groups[number]] or [
-        (index, rows, rows)
-    ]
+    if not groups:  # no rows
+        return [(open_index([*index.store.parts, index.store][0]), rows, rows)]
+    return [group for number in sorted(groups, reverse=True) for group in groups[number]]
