@@ -12,10 +12,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from irkit import Hybrid, Model, Retriever, score
+from irkit import Dense, Hybrid, Model, Retriever, score
 from irkit.data import Document
 from irkit.errors import BadValueError, ConfigError, CorruptError, StorageError
-from irkit.index import WindowedIndex, WindowsConfig, compact
+from irkit.index import Store, WindowedIndex, WindowsConfig, compact, create_index
 from irkit.retrieval.windows import Passage, _cut, _offsets, split_documents, text_spans, window_texts
 
 WORDS = ["search", "index", "vector", "token", "model", "neural", "text", "cab", "dig", "fez", "gnu", "hip"]
@@ -311,6 +311,27 @@ def test_damaged_ends(models: dict[str, Model], tmp_path: Path) -> None:
     again = Retriever.load(tmp_path / "i", models["dense"], verify=False)
     with again, pytest.raises(CorruptError, match="not divided"):
         again.search("gnu", 3)
+
+
+def test_cosines_of_a_mean_over_windows_follow_the_definition(tmp_path: Path) -> None:
+    """The mean over windows, reranking and passages compare with queries of any length."""
+    torch.manual_seed(0)
+    rows, queries = torch.randn(12, 8), 3 * torch.randn(2, 8)
+    spans = [np.arange(6).reshape(3, 2) + 10 * number for number in range(4)]
+    cosines = torch.nn.functional.cosine_similarity(queries[:, None], rows, dim=2).reshape(2, 4, 3).numpy()
+    with Store.build(tmp_path / "index") as store:
+        windows = WindowsConfig(length=8, stride=8, pool="mean")
+        index = create_index(store, {"kind": "flat", "metric": "cosine"}, windows=windows)
+        assert isinstance(index, WindowedIndex)
+        index.add_windows(Dense(rows), spans)
+        hits = index.search(Dense(queries), 4)
+        means = cosines.mean(2)
+        np.testing.assert_allclose(hits.scores, -np.sort(-means, 1), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(index.rescore(Dense(queries), hits.rows), hits.scores, rtol=1e-6)
+        best = cosines.argmax(2)
+        found = index.passages(Dense(queries), np.arange(4)[None].repeat(2, 0))
+        for query in range(2):
+            assert [spans[row][best[query, row]].tolist() for row in range(4)] == found[query].tolist()
 
 
 def test_command_line(command: Callable[..., tuple[int, str, str]], tiny_dense: Path, tmp_path: Path) -> None:

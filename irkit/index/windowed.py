@@ -194,7 +194,7 @@ class WindowedIndex(Index):
             Where there are documents; the scores of their windows, document by document; their numbers.
         """
         where = np.nonzero(rows >= 0)
-        queries = queries.to("cpu", torch.float32)
+        queries = self.inner._compared(queries.to("cpu", torch.float32))
         windows, counts = self._windows_of(rows[where])
         n_windows = np.bincount(where[0], counts, len(rows)).astype(np.int64)  # windows of each query
         table = np.full((len(rows), int(n_windows.max(initial=0))), -1, np.int64)
@@ -246,6 +246,10 @@ class WindowedIndex(Index):
     def stats(self) -> dict[str, Any]:
         """Return what `Index.stats` returns, with the number of windows."""
         return super().stats() | {"windows": int(self.inner.live.sum())}
+
+    def _compared(self, representation: Representation) -> Representation:
+        """Return documents, or queries, as they are: the index of the windows normalises them for cosines."""
+        return representation
 
     def _append(self, representation: Representation) -> None:
         raise NotImplementedError  # add_windows stores rows
