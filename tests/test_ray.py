@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import ray_faults
 from test_shards import CANDIDATES, real_vectors
+from test_windows import LENGTH, collection
 from three_heads import make_model
 
 from irkit import Retriever
@@ -463,6 +464,32 @@ def test_several_heads_are_built_and_searched_on_ray_as_by_one_process(
             each.remove(["d3", "d4"])
         built.refresh()
         check()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_documents_in_windows_are_built_and_searched_on_ray_as_by_one_process(
+    ray: Any, tmp_path: Path, tiny_bert: Path
+) -> None:
+    model, documents = make_model(tiny_bert, tmp_path / "model"), collection(60)
+    heads = {"dense": {"kind": "dense", "keep": "none"}, "multi_vector": {"kind": "plaid", "device": "cpu"}}
+    options: Any = {"index": {"kind": "several", "indexes": heads}, "windows": LENGTH, "chunk_size": 70}
+    with use_limits(Limits(dense_scan=50, dense_points=2, plaid_uncompressed=50)):
+        one = Retriever.build(model, documents, tmp_path / "one", shards=2, **options)
+        built = build_shards(model, documents, tmp_path / "ray", shards=2, **options)
+    for ours, theirs in zip([built.store, *built.store.parts], [one.store, *one.store.parts], strict=True):
+        assert ours.committed.arrays == theirs.committed.arrays
+        assert ours.meta == theirs.meta
+    one = Retriever.load(tmp_path / "one", model)  # with the limits of a search
+    with ShardedRetriever.load(tmp_path / "ray", model, timeout=120) as many:
+        for _ in range(2):
+            for options in ({}, {"fuse": {"dense": 0.3, "sparse": 0.7}}, {"filter": {"year": 1992}}):
+                wanted = one.search(["gnu hip", "neural search"], 20, **options)
+                assert any(hit.passage for hits in wanted for hit in hits)
+                assert many.search(["gnu hip", "neural search"], 20, **options) == wanted
+            for each in (one, many):
+                each.update(collection(5, seed=2))
+                each.remove([document.id for document in each.documents][:3])
 
 
 CLIENT = """

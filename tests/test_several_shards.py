@@ -395,9 +395,6 @@ def test_an_interrupted_change_is_whole_for_each_document_and_can_be_repeated(
 def test_wrong_shards_of_several_heads_are_refused(model: Model, tmp_path: Path) -> None:
     path = tmp_path / "many"
     Retriever.build(model, make(20, "d", 0), path, shards=2).close()
-    with pytest.raises(BadValueError, match="leave shards out"):
-        Retriever.build(model, ["a text"], tmp_path / "windows", shards=2, windows={"length": 8})
-    assert not (tmp_path / "windows").exists()
     retriever = Retriever.load(path, model)
     with pytest.raises(BadValueError, match="in the index already"):
         retriever.add([("d3", "again")])

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from irkit import Dense, Hybrid, Model, Retriever, score
 from irkit.data import Document
-from irkit.errors import BadValueError, ConfigError, CorruptError, StorageError
+from irkit.errors import BadValueError, ConfigError, CorruptError
 from irkit.index import Store, WindowedIndex, WindowsConfig, compact, create_index
 from irkit.retrieval.windows import Passage, _cut, _offsets, split_documents, text_spans, window_texts
 
@@ -274,21 +274,16 @@ def test_refused_elsewhere(models: dict[str, Model], tmp_path: Path) -> None:
     """What has no sense for windows says so, and changes nothing."""
     from irkit.core.late_interaction import mean_maxsim
     from irkit.exporting import export
-    from irkit.shards import reshard
 
     documents = collection(4)
     with pytest.raises(BadValueError, match="cuts no texts"):
         Retriever.build("bm25", documents, tmp_path / "i", windows={})
-    with pytest.raises(BadValueError, match="leave shards out"):
-        Retriever.build(models["dense"], documents, tmp_path / "i", windows={}, shards=2)
     assert not (tmp_path / "i").exists()
     retriever = Retriever.build(models["multi_vector"], documents, tmp_path / "i", windows=LENGTH)
     with pytest.raises(BadValueError, match="interaction"):
         retriever.rerank("gnu", ["d1"], interaction=mean_maxsim)
     with pytest.raises(BadValueError, match="windows"):
         export(retriever, "jsonl", tmp_path / "out.jsonl")
-    with pytest.raises(StorageError, match="windows"):
-        reshard(tmp_path / "i", 2)
     with pytest.raises(BadValueError, match="several representations"):
         retriever.index.representations(np.array([0]))
     index = retriever.index

@@ -125,7 +125,7 @@ def index(
     if isinstance(encoder, Vectors) and not documents.once:
         encoder, _ = encoder.fit(iter(documents))
     config = recipe.index or default_index(encoder)
-    parse_windows(recipe.windows, encoder, recipe.shards)
+    parse_windows(recipe.windows, encoder)
     recipe = recipe.model_copy(update={"index": config})
     if dry_run:
         check_index(config, encoder.encode_representation([], "document"))
@@ -136,7 +136,7 @@ def index(
     # encode and index
     start = time.monotonic()
     options: dict[str, Any] = {"chunk_size": recipe.chunk_size, "overwrite": overwrite or is_uri(out)}
-    options |= {"shards": recipe.shards} if engine else {"shards": recipe.shards, "windows": recipe.windows}
+    options |= {"shards": recipe.shards, "windows": recipe.windows}
     build = _build_on_ray(address) if engine else Retriever.build
     with (
         staged(out, overwrite) if is_uri(out) else nullcontext(Path(out)) as folder,

@@ -236,8 +236,7 @@ class Documents:
 
     def _live(self) -> Array:
         """Return ``(len(self),)`` bool: rows that are not removed."""
-        windows = self.store.meta.get("index", {}).get("windows")  # which have rows of their own
-        return live_rows(self.store, len(self), REMOVED_DOCUMENTS if windows else "removed.bin")
+        return live_rows(self.store, len(self), removal_list(self.store))
 
     def _matching(self, where: Mapping[str, Any]) -> Array:
         """Return the rows that meet a filter that has been checked."""
@@ -313,6 +312,11 @@ class Documents:
         ends = self.store.read("ends.bin")[:, blob]
         starts = np.where(rows > 0, ends[rows - 1], 0)
         return self.store.read(_BLOBS[blob]).data, starts.tolist(), ends[rows].tolist()
+
+
+def removal_list(store: Store) -> str:
+    """Return the name of the array of removed documents; windows have rows, and a list, of their own."""
+    return REMOVED_DOCUMENTS if store.meta.get("index", {}).get("windows") else "removed.bin"
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -360,6 +360,19 @@ def row_list(operation: str, rows: Any, count: int) -> Array:
     return chosen
 
 
+def coded_rows(index: Index) -> int:
+    """Return the number of rows, the first ones, that an index stores as codes."""
+    return int(getattr(index, "coded", 0))
+
+
+def copy_rows(index: Index, source: Index, rows: Array) -> None:
+    """Copy rows as `Index.copy` does; decode rows with codes that would come after rows without."""
+    if coded_rows(index) < len(index) and (rows < coded_rows(source)).any():  # codes are of the first rows
+        index.add(source.representations(rows))
+    else:
+        index.copy(source, rows)
+
+
 def live_rows(store: Store, count: int, name: str = "removed.bin") -> Array:
     """Return ``(count,)`` bool: rows that are not in a list of removed ones; treat it as read-only."""
 

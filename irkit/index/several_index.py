@@ -11,7 +11,7 @@ from irkit.arguments import brief
 from irkit.core.representation import Representation, Several
 from irkit.errors import BadTypeError, BadValueError
 from irkit.index.array_files import Array
-from irkit.index.index_base import Index, StageProgress, as_rows, row_list
+from irkit.index.index_base import Index, StageProgress, as_rows, copy_rows, row_list
 from irkit.index.index_kinds import SeveralConfig
 from irkit.index.part_store import index_records
 from irkit.index.state import snapshot
@@ -27,7 +27,7 @@ class SeveralIndex(Index):
 
     Each part is searched on its own: ``index.parts["dense"].search(...)``. `irkit.Retriever` searches all of
     them and fuses their hits. Parts of documents in windows are `WindowedIndex`, of the same windows each;
-    parts of an index in shards are `irkit.shards.ShardedIndex`.
+    parts of an index in shards are `irkit.shards.ShardedIndex` or `irkit.shards.ShardedWindows`.
 
     Attributes:
         parts: Indexes by name.
@@ -93,11 +93,8 @@ class SeveralIndex(Index):
         assert isinstance(source, SeveralIndex)
         with self.store.update():
             for name, part in self.parts.items():
-                other, known = source.parts[name], coded_rows(part)
-                if known < len(part) and (rows < coded_rows(other)).any():  # codes are of the first rows
-                    part.add(other.representations(rows))
-                else:
-                    part.copy(other, rows)
+                copy = WindowedIndex.copy if isinstance(part, WindowedIndex) else copy_rows
+                copy(cast(Any, part), source.parts[name], rows)
             self._note_rows()
 
     def finish(self, progress: StageProgress | None = None) -> None:
@@ -181,8 +178,3 @@ class SeveralIndex(Index):
 def index_parts(index: Index) -> Mapping[str, Index]:
     """Return the index of each representation by name; an index of one alone has the name ``""``."""
     return index.parts if isinstance(index, SeveralIndex) else {"": index}
-
-
-def coded_rows(index: Index) -> int:
-    """Return the number of rows, the first ones, that an index stores as codes."""
-    return int(getattr(index, "coded", 0))

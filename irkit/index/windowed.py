@@ -12,7 +12,7 @@ from irkit.core.representation import Representation
 from irkit.errors import BadValueError
 from irkit.index.array_files import Array, corrupt
 from irkit.index.documents import REMOVED_DOCUMENTS
-from irkit.index.index_base import Index, StageProgress, as_rows, live_rows
+from irkit.index.index_base import Index, StageProgress, as_rows, check_k, coded_rows, copy_rows, live_rows
 from irkit.index.index_settings import IndexConfig, WindowsConfig
 from irkit.index.layout import element_positions
 from irkit.index.state import snapshot
@@ -62,6 +62,11 @@ class WindowedIndex(Index):
         """``(len(self),)`` bool: documents that are not removed."""
         return live_rows(self.store, len(self), REMOVED_DOCUMENTS)
 
+    @property
+    def coded(self) -> int:
+        """Number of documents, the first ones, all of whose windows are stored as codes."""
+        return int(np.searchsorted(self._ends(), coded_rows(self.inner), "right"))
+
     # ---- changes ----
 
     def add(self, representation: Representation) -> range:
@@ -82,12 +87,7 @@ class WindowedIndex(Index):
         Raises:
             BadValueError: A document has no window, numbers of windows and rows differ, or see `Index.add`.
         """
-        counts = np.array([len(span) for span in spans], np.int64)
-        if counts.sum() != len(representation) or not counts.all():
-            raise BadValueError(
-                f"adding documents: {len(representation)} rows and {counts.sum()} windows of {len(spans)} "
-                "documents; expected a row for each window, and a window or more for each document"
-            )
+        counts = window_counts(representation, spans)
         with self.store.update():
             start, before = len(self), len(self.inner)
             self.inner.add(representation)
@@ -102,9 +102,9 @@ class WindowedIndex(Index):
         chosen, counts = source._windows_of(rows)
         with self.store.update():
             before = len(self.inner)
-            self.inner.copy(source.inner, chosen)
+            copy_rows(self.inner, source.inner, chosen)
             if len(rows):
-                self.store.append(SPANS, source.store.read(SPANS)[chosen])
+                self.store.append(SPANS, source._spans(chosen))
                 self.store.append(ENDS, before + np.cumsum(counts))
 
     def remove(self, rows: Sequence[int] | Array) -> int:
@@ -131,10 +131,11 @@ class WindowedIndex(Index):
             self._keep(allowed)  # checks it
             allowed = np.asarray(allowed)[self._owners()]
         most = max(1, len(self.inner))
-        first = self.inner.search(queries[:0], k)  # checks queries and k
+        self._check("searching", queries)
+        check_k(k)
         result = Hits(np.full((len(queries), k), -1), np.full((len(queries), k), -np.inf, np.float32))
         if not len(self.inner):
-            return Hits(result.rows, result.scores.astype(first.scores.dtype))
+            return result
         queries = queries.to("cpu", torch.float32)
         left, depth = np.arange(len(queries)), min(2 * int(k), most)
         while len(left):
@@ -228,7 +229,7 @@ class WindowedIndex(Index):
             positions = np.where(scores == highest, np.arange(len(scores)), len(scores))
             best = np.minimum.reduceat(positions, starts) - starts  # the first of equal ones
             ends = self._ends()[rows[where]]
-            result[where] = self.store.read(SPANS)[ends - counts + best]
+            result[where] = self._spans(ends - counts + best)
         return result
 
     def representations(self, rows: Array) -> Representation:
@@ -265,15 +266,21 @@ class WindowedIndex(Index):
         Raises:
             CorruptError: The ends are not ascending, or do not cover all windows.
         """
+        if not self.store.rows(ENDS):
+            return np.empty(0, np.int64)
         ends = self.store.read(ENDS)
 
         def check() -> None:
-            if len(ends) and (ends[-1] != self.store.rows(SPANS) or np.diff(ends, prepend=0).min() < 1):
+            if ends[-1] != self.store.rows(SPANS) or np.diff(ends, prepend=0).min() < 1:
                 raise corrupt(self.store.path, f"its windows are not divided among {len(ends)} documents")
 
-        if len(ends):
-            self.store.once(ENDS, check)
+        self.store.once(ENDS, check)
         return ends
+
+    def _spans(self, windows: Array) -> Array:
+        """Return ``(n, 2)`` where ``windows (n,)`` start and end in the texts of their documents."""
+        spans: Array = self.store.read(SPANS)[windows]
+        return spans
 
     def _owners(self) -> Array:
         """Return ``(n,)`` the document of each window."""
@@ -286,3 +293,23 @@ class WindowedIndex(Index):
         ends = self._ends()
         counts = ends[rows] - np.where(rows > 0, ends[rows - 1], 0)
         return element_positions(ends[rows], counts), counts
+
+
+def window_counts(representation: Representation, spans: Sequence[Array]) -> Array:
+    """Return ``(n,)`` the number of windows of each document, see `WindowedIndex.add_windows`.
+
+    Raises:
+        BadValueError: A document has no window, or numbers of windows and rows differ.
+    """
+    counts = np.array([len(span) for span in spans], np.int64)
+    if counts.sum() != len(representation) or not counts.all():
+        raise BadValueError(
+            f"adding documents: {len(representation)} rows and {counts.sum()} windows of {len(spans)} "
+            "documents; expected a row for each window, and a window or more for each document"
+        )
+    return counts
+
+
+def index_of_rows(index: Index) -> Index:
+    """Return the index of the windows, if documents are in windows; any other index as it is."""
+    return index.inner if isinstance(index, WindowedIndex) else index

@@ -19,22 +19,26 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from irkit.arguments import check_counts
+from irkit.core.representation import Representation
 from irkit.data import Document, DocumentsLike, Source, parse_documents
 from irkit.encoder_free import EncoderFreeModel
 from irkit.errors import BadTypeError, BadValueError, LockedError, StorageError
-from irkit.index import IndexConfig, StageProgress, Store
+from irkit.index import IndexConfig, StageProgress, Store, WindowsConfig
 from irkit.index.array_files import Array
-from irkit.index.part_store import index_records
+from irkit.index.layout import element_positions
 from irkit.index.several_index import index_parts
+from irkit.index.windowed import index_of_rows
+from irkit.model import Model
 from irkit.ray_engine.ray_start import start_ray
 from irkit.ray_engine.ray_stream import stream
 from irkit.ray_engine.shard_builder import Portion, ShardBuilder, pack
-from irkit.retrieval.building import CHUNK, build_collection
+from irkit.retrieval.building import CHUNK, build_collection, encode_windows
 from irkit.retrieval.collection import AnyModel, Collection, content_of, load_model
 from irkit.retrieval.retriever import Retriever
+from irkit.retrieval.windows import batch_documents, text_spans
 from irkit.shards import ShardedIndex, ShardedStore
 from irkit.shards.placement import global_rows, shard_of
-from irkit.shards.sharded_store import VOCABULARY
+from irkit.shards.sharded_store import VOCABULARY, note_rows
 from irkit.utils.uris import is_uri
 
 _WAITING = 8  # unsent portions per shard before the sender waits
@@ -51,6 +55,7 @@ def build_shards(
     index: str | Mapping[str, Any] | IndexConfig | None = None,
     chunk_size: int = CHUNK,
     overwrite: bool = False,
+    windows: Mapping[str, Any] | WindowsConfig | None = None,
     progress: StageProgress | None = None,
 ) -> Retriever:
     """Encode documents and index them on Ray, with the files that `irkit.Retriever.build` would write.
@@ -71,6 +76,7 @@ def build_shards(
         index: Kind of index.
         chunk_size: Number of documents encoded and stored together.
         overwrite: Replace an existing index, once the new one is complete.
+        windows: Encode documents of any length in windows. ``chunk_size`` is a number of windows then.
         progress: Called with the stages of the work.
 
     Raises:
@@ -93,7 +99,7 @@ def build_shards(
         )
     ray = start_ray(address)
     model = load_model(model)
-    options = index, chunk_size, overwrite, progress, shards
+    options = index, chunk_size, overwrite, progress, shards, windows
     fill = partial(_fill, ray, documents)
     end = time.monotonic() + _PATIENCE
     while True:
@@ -135,17 +141,25 @@ def _fill(
     options = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1, "scheduling_strategy": "SPREAD"}
     begin = ray.remote(ShardBuilder).options(**options).remote
     builders = [begin(part.path.absolute(), limits) for part in store.parts]
+    windows = collection.index.windows
+    if windows is None:
+        work: Any = partial(_read_chunks, source, start, chunk_size), partial(_encoder, model, shards)
+    else:
+        assert isinstance(model, Model)  # others cut no texts
+        work = (
+            partial(_read_windows, source, start, chunk_size, model, windows),
+            partial(_window_encoder, model, shards),
+        )
     try:
         chunks = stream(
             ray,
-            partial(_read_chunks, source, start, chunk_size),
-            partial(_encoder, model, shards),
+            *work,
             gpu=not isinstance(model, EncoderFreeModel) and model.device.type == "cuda",
         )
-        _store_chunks(ray, collection, builders, chunks, start, chunk_size, progress)
+        _store_chunks(ray, collection, builders, chunks, start, progress)
         for name, part in index_parts(collection.index).items():
-            work = cast(ShardedIndex, part).share(progress)
-            _wait(ray, [builder.finish.remote(name, work) for builder in builders], store.path)
+            finishing = cast(ShardedIndex, index_of_rows(part)).share(progress)
+            _wait(ray, [builder.finish.remote(name, finishing) for builder in builders], store.path)
             store.refresh_parts()
         _wait(ray, [builder.finish_documents.remote() for builder in builders], store.path)
         store.refresh_parts()
@@ -160,7 +174,6 @@ def _store_chunks(
     builders: list[Any],
     chunks: Iterator[_Chunk],
     start: int,
-    chunk_size: int,
     progress: StageProgress | None,
 ) -> None:
     """Send every shard its portion of each chunk; then commit the counts of all shards to the store."""
@@ -174,7 +187,7 @@ def _store_chunks(
     total = store.rows(VOCABULARY)
     dim = known = len(model.vocabulary) if has_terms and total else 0
     # number new terms, and send each shard its part of the chunk
-    for chunk in chunks:
+    for change, chunk in enumerate(chunks, store.last_change() + 1):
         stop = start + int(chunk.counts.sum())
         numbers, new = None, b""
         if has_terms:
@@ -189,7 +202,6 @@ def _store_chunks(
         for shard, (queue, content) in enumerate(zip(queues, chunk.contents, strict=True)):
             offset, before = unsent[shard]
             terms = (offset, before + new) if has_terms else None
-            change = 2 + start // chunk_size
             portion = Portion(content, int(counts[shard]), start, stop, change, terms, numbers, dim)
             queue.put(portion)
             unsent[shard] = total + len(new), b""
@@ -205,14 +217,9 @@ def _store_chunks(
         if has_terms:
             assert isinstance(model, EncoderFreeModel)
             model.keep(known)
-        for name, about in index_records(store).items():
-            parts = [index_records(part)[name] for part in store.parts]
-            about["dim"] = max(part["dim"] for part in parts)
-            about["representation"], about["rows"] = parts[0]["representation"], start
-            if any("negative" in part for part in parts):
-                about["negative"] = any(part.get("negative") for part in parts)
+        note_rows(store, start)
         store.meta["documents"] = start
-        store.meta["changes"] = max(int(part.meta["change"]) for part in store.parts)
+        store.meta["changes"] = store.last_change()
     store.refresh_parts()
 
 
@@ -275,6 +282,14 @@ def _read_chunks(source: DocumentsLike, start: int, chunk_size: int, skip: int) 
         yield chunk
 
 
+def _read_windows(
+    source: DocumentsLike, start: int, chunk_size: int, model: Model, windows: WindowsConfig, skip: int
+) -> Iterator[tuple[list[Document], list[Array]]]:
+    """Yield documents and their windows as `_read_chunks` does, ``chunk_size`` windows or more in a chunk."""
+    documents = islice(parse_documents(source), start, None)
+    yield from islice(batch_documents(model, windows, documents, chunk_size), skip, None)
+
+
 def _encoder(model: AnyModel, shards: int) -> Callable[[list[Document]], _Chunk]:
     def encode(documents: list[Document]) -> _Chunk:
         items, terms = [content_of(model, item) for item in documents], list[str]()
@@ -282,9 +297,35 @@ def _encoder(model: AnyModel, shards: int) -> Callable[[list[Document]], _Chunk]
             rows, terms = model.stored_apart(items)
         else:
             [rows] = model.stream_representations(items, "document", chunk_size=len(items))
-        owners = shard_of([item.id for item in documents], shards)
-        parts = [np.flatnonzero(owners == shard) for shard in range(shards)]
-        contents = [pack([documents[number] for number in part.tolist()], part, rows[part]) for part in parts]
-        return _Chunk(np.array([len(part) for part in parts]), terms, contents)
+        return _divide(documents, rows, None, terms, shards)
 
     return encode
+
+
+def _window_encoder(model: Model, shards: int) -> Callable[[tuple[list[Document], list[Array]]], _Chunk]:
+    def encode(chunk: tuple[list[Document], list[Array]]) -> _Chunk:
+        documents, spans = chunk
+        return _divide(
+            documents, encode_windows(model, documents, spans), text_spans(documents, spans), [], shards
+        )
+
+    return encode
+
+
+def _divide(
+    documents: list[Document], rows: Representation, spans: list[Array] | None, terms: list[str], shards: int
+) -> _Chunk:
+    """Divide a chunk among shards, with a row for each document, or for each of its windows ``spans``."""
+    counts = np.array([1 if spans is None else len(spans[number]) for number in range(len(documents))])
+    ends, owners = np.cumsum(counts), shard_of([item.id for item in documents], shards)
+    parts = [np.flatnonzero(owners == shard) for shard in range(shards)]
+    contents = [
+        pack(
+            [documents[number] for number in part.tolist()],
+            part,
+            rows[element_positions(ends[part], counts[part])],
+            None if spans is None else [spans[number] for number in part.tolist()],
+        )
+        for part in parts
+    ]
+    return _Chunk(np.array([len(part) for part in parts]), terms, contents)

@@ -26,7 +26,7 @@ from irkit.ray_engine.shard_actors import Answers, ShardActors
 from irkit.retrieval.collection import AnyModel, Collection, LoadOptions, open_collection
 from irkit.retrieval.retriever import Retriever
 from irkit.shards import ShardedDocuments, ShardedIndex, ShardedStore
-from irkit.shards.sharded_index import open_sharded
+from irkit.shards.shard_opening import open_sharded
 
 F = TypeVar("F", bound=Callable[..., Any])
 

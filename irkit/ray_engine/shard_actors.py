@@ -37,8 +37,8 @@ class Answers:
     """What shards answered to the searches of a thread, see `ShardedRetriever.watch`.
 
     Attributes:
-        asked: Number of requests to shards: in a search one for each representation, and one for each batch
-            of queries.
+        asked: Number of requests to shards: in a search one for each representation, for each batch of
+            queries, and for each number of windows.
         repeated: Number of requests that went to another actor, or to the same one again.
         missing: Names of the shards that gave no answer.
     """

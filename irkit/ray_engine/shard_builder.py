@@ -18,7 +18,9 @@ from irkit.encoder_free import renumbered
 from irkit.errors import BadValueError, LockedError
 from irkit.index import Documents, Limits, Store, open_index
 from irkit.index.array_files import Array
+from irkit.index.documents import removal_list
 from irkit.index.several_index import index_parts
+from irkit.index.windowed import index_of_rows
 from irkit.shards.codecs import Work, finish_part
 from irkit.shards.placement import SEQUENCE
 from irkit.shards.sharded_documents import add_numbered
@@ -55,10 +57,19 @@ class Portion:
     dim: int = 0
 
 
-def pack(documents: list[Document], positions: Array, rows: Representation) -> bytes:
-    """Write the documents of a shard, their positions ``(n,)`` in the chunk, and their rows as bytes."""
+def pack(
+    documents: list[Document], positions: Array, rows: Representation, spans: list[Array] | None
+) -> bytes:
+    """Write what a shard gets of a chunk as bytes.
+
+    Args:
+        documents: Documents of the shard.
+        positions: Their positions ``(n,)`` in the chunk.
+        rows: A row for each document, or for each of its windows.
+        spans: For documents in windows, see `irkit.index.WindowedIndex.add_windows`.
+    """
     records = [(item.id, item.text, item.title, item.metadata) for item in documents]
-    content = records, positions, (rows.kind, rows.dim, rows.arrays())
+    content = records, positions, (rows.kind, rows.dim, rows.arrays()), spans
     return pickle.dumps(content, pickle.HIGHEST_PROTOCOL)
 
 
@@ -89,7 +100,7 @@ class ShardBuilder:
                 time.sleep(_PAUSE)
 
     def _add(self, portion: Portion) -> None:
-        records, positions, stored = pickle.loads(portion.content)
+        records, positions, stored, spans = pickle.loads(portion.content)
         documents, rows = [Document(*record) for record in records], representation_from_arrays(*stored)
         # what is there already
         have = self.store.rows(SEQUENCE)
@@ -112,16 +123,17 @@ class ShardBuilder:
             assert portion.numbers is not None
             rows = renumbered(rows, portion.numbers, portion.dim)
         if skipped < len(documents) or len(new) or not have or rows.dim > self.index.dim:
-            counts = [have, self.store.rows("removed.bin")]
+            counts = [have, self.store.rows(removal_list(self.store))]
             add_numbered(self.documents, documents[skipped:], portion.start + positions[skipped:])
-            add_rows(self.index, rows[skipped:], new)
+            first = skipped if spans is None else sum(map(len, spans[:skipped]))  # row of the first new one
+            add_rows(self.index, rows[first:], new, None if spans is None else spans[skipped:])
             self.store.meta.update({"change": portion.change, "before": counts})
         self.store.meta[BUILT] = max(portion.stop, self.store.meta.get(BUILT, 0))
 
     def finish(self, name: str, work: Work) -> None:
         """Build the structure of one of `index_parts`, see `irkit.shards.codecs.finish_part`."""
         self.store.refresh()
-        finish_part(index_parts(self.index)[name], work)
+        finish_part(index_of_rows(index_parts(self.index)[name]), work)
 
     def finish_documents(self) -> None:
         """Sort ids and metadata, after all structures were built."""

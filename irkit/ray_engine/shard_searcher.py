@@ -12,6 +12,7 @@ import numpy as np
 from irkit.core.representation import Representation, representation_from_arrays
 from irkit.index import Store, open_index
 from irkit.index.several_index import index_parts
+from irkit.index.windowed import index_of_rows
 
 _STATES = 8  # of a shard that an actor can show
 
@@ -58,7 +59,8 @@ class _Part:
 
     def __init__(self, path: str) -> None:
         self.store = Store.open(path, verify=False)
-        self.indexes: dict[str, Any] = {**index_parts(open_index(self.store))}
+        parts = index_parts(open_index(self.store))
+        self.indexes: dict[str, Any] = {name: index_of_rows(part) for name, part in parts.items()}
         self._states: dict[int, Any] = {}
 
     def search(

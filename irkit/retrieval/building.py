@@ -31,10 +31,18 @@ from irkit.index import (
     create_index,
     index_config,
 )
+from irkit.index.array_files import Array
 from irkit.index.directory import check_target, directory_of
 from irkit.index.object_store import check_uri, upload_index
 from irkit.model import Model
-from irkit.retrieval.collection import AnyModel, Collection, default_index, load_model, model_manifest
+from irkit.retrieval.collection import (
+    AnyModel,
+    Collection,
+    content_of,
+    default_index,
+    load_model,
+    model_manifest,
+)
 from irkit.retrieval.windows import batch_documents, parse_windows, text_spans, window_texts
 from irkit.shards import ShardedStore
 from irkit.utils.uris import is_uri
@@ -73,7 +81,7 @@ def build_collection(
     config = None if index is None else index_config(index)
     _check_readable(documents)
     model = load_model(choice)
-    cut = parse_windows(windows, model, shards)
+    cut = parse_windows(windows, model)
 
     # choose model and index, which may depend on the first documents
     stream = parse_documents(documents)
@@ -161,9 +169,7 @@ def _add_windows(
     """Encode the windows of documents and store them, see `add_documents`; chunks count windows."""
     model, index = cast(Any, collection.model), cast(WindowedIndex | SeveralIndex, collection.index)
     for batch, spans in batch_documents(model, windows, documents, chunk_size):
-        for document in batch:
-            collection.content(document)  # refuses vectors without texts
-        part = model.encode_representation(window_texts(batch, spans), "document")
+        part = encode_windows(model, batch, spans)
         with collection.store.update():
             collection.documents.add(batch)
             index.add_windows(part, text_spans(batch, spans))
@@ -171,6 +177,17 @@ def _add_windows(
             progress("encoding", len(batch), None)
     index.finish(progress)
     collection.documents.finish()
+
+
+def encode_windows(model: Model, documents: list[Document], spans: list[Array]) -> Representation:
+    """Encode the windows of documents, whose ``spans`` are places in the full texts, document by document.
+
+    Raises:
+        BadValueError: A document has a vector and no text.
+    """
+    for document in documents:
+        content_of(model, document)  # refuses vectors without texts
+    return model.encode_representation(window_texts(documents, spans), "document")
 
 
 def _build_key(

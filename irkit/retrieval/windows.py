@@ -31,23 +31,17 @@ class Passage(NamedTuple):
     end: int
 
 
-def parse_windows(
-    windows: Mapping[str, Any] | WindowsConfig | None, model: AnyModel, shards: int | None
-) -> WindowsConfig | None:
+def parse_windows(windows: Mapping[str, Any] | WindowsConfig | None, model: AnyModel) -> WindowsConfig | None:
     """Return the windows of a build with their length and stride.
 
     Raises:
         ConfigError: A key or a value is unknown.
-        BadValueError: The model reads no texts or texts of any length, a window is longer than what the model
-            reads, or the index has shards.
+        BadValueError: The model reads no texts or texts of any length, or a window is longer than what the
+            model reads.
     """
     if windows is None:
         return None
     config = WindowsConfig.of(windows, "windows")
-    if shards is not None:
-        raise BadValueError(
-            "windows: got shards, too; documents in windows are stored in one directory: leave shards out"
-        )
     if isinstance(model, EncoderFreeModel):
         raise BadValueError(
             f"windows: the model {model.name} cuts no texts: it takes documents of any length as a whole; "

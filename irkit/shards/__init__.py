@@ -16,6 +16,10 @@ rows. joint_plaid.py, joint_lists.py and joint_faiss.py search shards together w
 codecs.py says which codes shards share. resharding.py copies an index into another number of shards, and
 placement.py says which row is where. Everything above works on these three as on one index.
 
+If documents are in windows, these are numbered document by document, by the global rows of documents, and a
+`ShardedIndex` finds them. `ShardedWindows` (sharded_windows.py) makes documents of them, as
+`irkit.index.WindowedIndex` does in one index.
+
 With a model of several heads, each shard is a directory with an index for each head. The whole is then an
 `irkit.index.SeveralIndex`, whose parts are a `ShardedIndex` for each head. Begin with sharded_store.py.
 """
@@ -23,14 +27,17 @@ With a model of several heads, each shard is a directory with an index for each 
 from __future__ import annotations
 
 from irkit.shards.resharding import reshard, rewrite
+from irkit.shards.shard_opening import open_parts
 from irkit.shards.sharded_documents import ShardedDocuments
-from irkit.shards.sharded_index import ShardedIndex, open_parts
+from irkit.shards.sharded_index import ShardedIndex
 from irkit.shards.sharded_store import ShardedStore, open_store
+from irkit.shards.sharded_windows import ShardedWindows
 
 __all__ = [
     "ShardedDocuments",
     "ShardedIndex",
     "ShardedStore",
+    "ShardedWindows",
     "open_parts",
     "open_store",
     "reshard",

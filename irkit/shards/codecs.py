@@ -22,9 +22,8 @@ import numpy as np
 from irkit.index import FaissConfig, Index, IndexConfig, StageProgress
 from irkit.index.array_files import Array
 from irkit.index.clustering import sample_positions
+from irkit.index.index_base import coded_rows
 from irkit.index.plaid import Plaid, lists_due
-from irkit.index.several_index import coded_rows
-from irkit.shards.placement import global_rows, placement
 
 CODED = frozenset({"plaid", "dense", "muvera"})
 """Kinds whose rows have codes, all but the last ones, which are copied."""
@@ -151,12 +150,12 @@ def _lists_due(parts: list[Any], code: bool) -> bool:
 
 def _rows(index: Any) -> Array:
     """Return ``(n,)`` all global rows, ascending; numbers that no document has are left out."""
-    return np.sort(np.concatenate([global_rows(part.store) for part in index.parts]))
+    return np.sort(np.concatenate(index.numbers))
 
 
 def _reader(index: Any, rows: Array) -> Callable[[Array], Array]:
     """Return a function of positions in global ``rows (n,)`` that returns their vectors."""
-    where, readers = placement(index.store), [part._reader() for part in index.parts]
+    where, readers = index.placement, [part._reader() for part in index.parts]
 
     def read(positions: Array) -> Array:
         split = where.split(rows[positions])
@@ -170,10 +169,13 @@ def _reader(index: Any, rows: Array) -> Callable[[Array], Array]:
 
 def _waiting_tokens(index: Any) -> tuple[int, int, Callable[[int, int], Array]]:
     """Return the first arguments of `Plaid.train`; tokens are in order of global rows, as in one index."""
-    parts: list[Any] = [part for part in index.parts if part.representation]
+    known = [pair for pair in zip(index.parts, index.numbers, strict=True) if pair[0].representation]
+    parts: list[Any] = [part for part, _ in known]
     lengths, ends, numbers, shards = (
         np.concatenate(arrays)
-        for arrays in zip(*(_added_rows(part, shard) for shard, part in enumerate(parts)), strict=True)
+        for arrays in zip(
+            *(_added_rows(part, own, shard) for shard, (part, own) in enumerate(known)), strict=True
+        )
     )
     order = np.argsort(numbers)
     stops = np.cumsum(lengths[order])
@@ -193,8 +195,8 @@ def _waiting_tokens(index: Any) -> tuple[int, int, Callable[[int, int], Array]]:
     return sum(part._total() for part in parts), added, sample
 
 
-def _added_rows(part: Any, shard: int) -> tuple[Array, ...]:
+def _added_rows(part: Any, numbers: Array, shard: int) -> tuple[Array, ...]:
     """Return lengths, ends, global rows and shard ``(n,)`` of the rows that are not compressed."""
     rows = np.arange(part.covered, len(part))
-    lengths, numbers = part.store.read("lengths.bin")[rows], global_rows(part.store)[rows]
-    return lengths, part._ends()[rows], numbers, np.full(len(rows), shard)
+    lengths = part.store.read("lengths.bin")[rows]
+    return lengths, part._ends()[rows], numbers[rows], np.full(len(rows), shard)

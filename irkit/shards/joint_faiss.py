@@ -22,7 +22,7 @@ from irkit.index.faiss_candidates import Reach, drop_ties, find_untied
 from irkit.index.stored_rows import search_in_blocks
 from irkit.index.topk import Hits, TopK
 from irkit.shards.joint_lists import count_kept, scan_shards
-from irkit.shards.placement import global_rows, ordered_hits, push_hits
+from irkit.shards.placement import ordered_hits, push_hits
 
 
 class StructureAnswer(NamedTuple):
@@ -91,9 +91,9 @@ def search_structures(
         hits = find_untied(find, np.ascontiguousarray(queries.arrays()["values"]), reach)
         best = TopK(len(queries), k)
         best.push_pairs(hits.scores, hits.rows)
-        for part, answer in zip(parts, answers, strict=True):
+        for numbers, answer in zip(index.numbers, answers, strict=True):
             if answer is not None and answer.added is not None:
-                push_hits(best, part.store, answer.added)
+                push_hits(best, numbers, answer.added)
         hits = best.hits()
         short = np.flatnonzero(hits.rows[:, -1] < 0)  # structures did not find enough
         if len(short) and all(answer is not None for answer in answers):
@@ -143,26 +143,26 @@ def _rank(
     """Return the best of the candidates that one index would have, and what `drop_ties` returns."""
     best = TopK(len(values), k)
     shards = [
-        (part.store, answer)
-        for part, answer in zip(index.parts, answers, strict=True)
+        (part.store, numbers, answer)
+        for part, numbers, answer in zip(index.parts, index.numbers, answers, strict=True)
         if answer is not None and answer.rows.size
     ]
     if not shards:
         return best.hits(), np.zeros(len(values), bool)
     # the cut of one index
-    found = np.concatenate([answer.found for _, answer in shards], 1)
-    rows = np.concatenate([answer.rows for _, answer in shards], 1)
-    tied = drop_ties(rows, found, shards[0][1].width, k)
+    found = np.concatenate([answer.found for _, _, answer in shards], 1)
+    rows = np.concatenate([answer.rows for _, _, answer in shards], 1)
+    tied = drop_ties(rows, found, shards[0][2].width, k)
     # scores, and numbers of rows in the whole
-    start, is_scored = 0, alone and _is_ranked(found[0], shards[0][1].width)
-    for store, answer in shards:
+    start, is_scored = 0, alone and _is_ranked(found[0], shards[0][2].width)
+    for store, numbers, answer in shards:
         stop = start + answer.rows.shape[1]
         own, scores = np.ascontiguousarray(rows[:, start:stop]), answer.scores
         if is_scored:
             scores = answer.found
         elif scores is None:
             scores = products(store.read("values.bin"), values, own)
-        best.push_pairs(scores, np.where(own < 0, -1, global_rows(store)[own]))
+        best.push_pairs(scores, np.where(own < 0, -1, numbers[own]))
         start = stop
     return best.hits(), tied
 

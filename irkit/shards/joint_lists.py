@@ -24,7 +24,7 @@ from irkit.index.coded_lists import QUERIES, CodedLists
 from irkit.index.flat import FlatInt8
 from irkit.index.stored_rows import QUERY_BLOCK, StoredRows, search_in_blocks
 from irkit.index.topk import Hits, TopK
-from irkit.shards.placement import global_rows, in_order, ordered_hits, push_hits, wants_gpu
+from irkit.shards.placement import in_order, ordered_hits, push_hits, wants_gpu
 
 
 class ListAnswer(NamedTuple):
@@ -77,9 +77,9 @@ def search_lists(index: Any, queries: Representation, k: int, masks: Sequence[Ar
         _push_best(index, queries, effort, answers, best)
         if isinstance(queries, MultiVector):
             _push_first(index, queries, masks, best)
-        for part, answer in zip(parts, answers, strict=True):
+        for numbers, answer in zip(index.numbers, answers, strict=True):
             if answer is not None and answer.added is not None:
-                push_hits(best, part.store, answer.added)
+                push_hits(best, numbers, answer.added)
         hits = best.hits()
         short = np.flatnonzero(hits.rows[:, -1] < 0)  # lists did not have enough
         if len(short) and all(answer is not None for answer in answers):
@@ -100,9 +100,9 @@ def count_kept(keep: Array | None, n: int) -> int:
 def scan_shards(index: Any, queries: Representation, masks: Sequence[Array | None], k: int) -> Hits:
     """Return the best of all rows of all shards."""
     best = TopK(len(queries), k)
-    for part, hits in zip(index.parts, index.ask(scan_shard, queries, masks, k), strict=True):
+    for numbers, hits in zip(index.numbers, index.ask(scan_shard, queries, masks, k), strict=True):
         if hits is not None:
-            push_hits(best, part.store, hits)
+            push_hits(best, numbers, hits)
     return best.hits()
 
 
@@ -168,8 +168,8 @@ def _push_best(
 ) -> None:
     """Push the exact scores of the candidates that one index would choose."""
     chosen = [
-        (number, answer.found, answer.scores, global_rows(index.parts[number].store))
-        for number, answer in enumerate(answers)
+        (number, answer.found, answer.scores, numbers)
+        for number, (answer, numbers) in enumerate(zip(answers, index.numbers, strict=True))
         if answer is not None and answer.found is not None
     ]
     if not chosen:
@@ -202,9 +202,11 @@ def _push_first(index: Any, queries: MultiVector, masks: Sequence[Array | None],
     """Push the first rows in lists for queries without tokens, which score 0 with everything."""
     empty = (queries.tokens.lengths == 0).numpy()
     if empty.any():
-        pairs = zip(index.parts, masks, strict=True)
-        live = [(part, part.live if mask is None else part.live & mask) for part, mask in pairs]
-        rows = [global_rows(part.store)[: part.coded][keep[: part.coded]] for part, keep in live]
+        shards = zip(index.parts, index.numbers, masks, strict=True)
+        rows = [
+            numbers[: part.coded][(part.live if mask is None else part.live & mask)[: part.coded]]
+            for part, numbers, mask in shards
+        ]
         first = np.sort(np.concatenate(rows))[: best.k]
         best.push_pairs(np.zeros((len(queries), len(first)), np.float32), np.where(empty[:, None], first, -1))
 

@@ -28,7 +28,7 @@ from irkit.index.plaid import Plaid
 from irkit.index.plaid_search import CpuSearch, PlaidArrays, SearchBudget, best_scores, plan_search
 from irkit.index.stored_rows import QUERY_BLOCK, search_in_blocks
 from irkit.index.topk import Hits, TopK
-from irkit.shards.placement import Placement, global_rows, ordered_hits, placement, push_hits, wants_gpu
+from irkit.shards.placement import Placement, ordered_hits, push_hits, wants_gpu
 
 Steps: TypeAlias = dict[str, tuple[Array, Array]]
 """Rows ``(n,)``, ascending, and their scores, by the name of a step: a method of `PlaidArrays`."""
@@ -195,9 +195,9 @@ def search_plaid(index: Any, queries: Representation, k: int, masks: Sequence[Ar
             added = [answer and answer.added for answer in answers]
         else:
             added = [_added(part, queries, mask, k) for part, mask in zip(index.parts, masks, strict=True)]
-        for part, hits in zip(index.parts, added, strict=True):
+        for numbers, hits in zip(index.numbers, added, strict=True):
             if hits is not None:
-                push_hits(best, part.store, hits)
+                push_hits(best, numbers, hits)
         if answered:
             best.push_pairs(*_rank(index, queries, k, budget, answered, steps))
         return best.hits()
@@ -209,12 +209,12 @@ def search_plaid(index: Any, queries: Representation, k: int, masks: Sequence[Ar
 def _shares(index: Any, masks: Sequence[Array | None]) -> list[Share] | None:
     """Return what each shard with compressed rows adds; None on a GPU."""
     shares: list[Share] = []
-    for number, (part, mask) in enumerate(zip(index.parts, masks, strict=True)):
+    for number, (part, numbers, mask) in enumerate(zip(index.parts, index.numbers, masks, strict=True)):
         if part.covered:
             arrays, search = part.loaded()
             if not isinstance(search, CpuSearch):
                 return None
-            keep, rows = part._keep(mask), global_rows(part.store)[: part.covered]
+            keep, rows = part._keep(mask), numbers[: part.covered]
             live = np.ones(len(rows), bool) if keep is None else keep[: len(rows)]
             shares.append(Share(number, arrays, rows, live))
     return shares
@@ -239,7 +239,7 @@ def _rank(
         steps: For each of them the scores that it sent for each query with tokens; None if this process
             computes all.
     """
-    packed, where = index.parts[shares[0].number].loaded()[1].packed, placement(index.store)
+    packed, where = index.parts[shares[0].number].loaded()[1].packed, index.placement
     allowed = np.concatenate([share.arrays.filled & share.live for share in shares])
     empty = queries.tokens.lengths.numpy() == 0
     some, at = queries.tokens[~empty], np.flatnonzero(~empty)

@@ -10,9 +10,11 @@ import numpy as np
 import torch
 
 from irkit.index.array_files import Array, corrupt
+from irkit.index.layout import element_positions
 from irkit.index.part_store import PartStore
 from irkit.index.store import Store
 from irkit.index.topk import Hits, TopK
+from irkit.index.windowed import WindowedIndex
 
 SEQUENCE = "sequence.bin"
 _MOST = 1 << 32  # rows: `irkit.index.topk` has 32 bits for them
@@ -92,11 +94,10 @@ def ordered_hits(part: Store, n: int, k: int, find: Callable[[int], Hits]) -> Hi
     return hits
 
 
-def push_hits(best: TopK, part: Store, hits: Hits) -> None:
-    """Push hits of a shard by their global rows."""
-    rows = global_rows(part)
-    if len(rows):
-        best.push_pairs(hits.scores, np.where(hits.rows < 0, -1, rows[hits.rows]))
+def push_hits(best: TopK, numbers: Array, hits: Hits) -> None:
+    """Push hits of a shard by the global rows ``numbers (n,)`` of its rows."""
+    if len(numbers):
+        best.push_pairs(hits.scores, np.where(hits.rows < 0, -1, numbers[hits.rows]))
 
 
 def wants_gpu(index: Any) -> bool:
@@ -146,6 +147,51 @@ def placement(store: Store) -> Placement:
         return Placement(shards, rows)
 
     return store.derived(("placement", *(part.version for part in store.parts)), make)
+
+
+class WindowNumbers(NamedTuple):
+    """The windows of all shards, numbered document by document in the order of the global rows of documents.
+
+    Attributes:
+        ends: ``(n,)`` for each global row of documents, the number after its last window.
+        owners: ``(m,)`` the document of each window.
+        numbers: For each shard the number of each of its windows.
+        placement: Where the windows are.
+    """
+
+    ends: Array
+    owners: Array
+    numbers: list[Array]
+    placement: Placement
+
+
+def number_windows(store: Store, n: int, parts: Sequence[WindowedIndex]) -> WindowNumbers:
+    """Number the windows of all shards; the heads of a model have the same windows.
+
+    Args:
+        store: The whole.
+        n: Number of global rows of documents.
+        parts: Indexes of the shards.
+    """
+    store = _whole(store)
+
+    def make() -> WindowNumbers:
+        placement(store)  # checks that no two documents have the same row
+        counts = [np.diff(part._ends(), prepend=0) for part in parts]
+        rows = [global_rows(part.store)[: len(part)] for part in parts]
+        total = np.zeros(n, np.int64)
+        for own, own_counts in zip(rows, counts, strict=True):
+            total[own] = own_counts
+        ends = np.cumsum(total)
+        numbers = [
+            element_positions(ends[own], own_counts) for own, own_counts in zip(rows, counts, strict=True)
+        ]
+        where = Placement(np.empty(total.sum(), np.int16), np.empty(total.sum(), np.int64))
+        for shard, own in enumerate(numbers):
+            where.shards[own], where.rows[own] = shard, np.arange(len(own))
+        return WindowNumbers(ends, np.repeat(np.arange(n), total), numbers, where)
+
+    return store.derived(("windows", n, *(part.store.version for part in parts)), make)
 
 
 def _whole(store: Store) -> Store:

@@ -13,13 +13,14 @@ from irkit.errors import StorageError
 from irkit.index import Documents, FaissConfig, StageProgress, Store, compact, create_index, open_index
 from irkit.index.array_files import Array
 from irkit.index.directory import MANIFEST
-from irkit.index.index_base import live_rows
+from irkit.index.index_base import coded_rows
 from irkit.index.part_store import index_records
-from irkit.index.several_index import coded_rows, index_parts
+from irkit.index.several_index import index_parts
 from irkit.index.term_ids import Vocabulary
+from irkit.index.windowed import index_of_rows
 from irkit.shards.codecs import CODED, Work, finish_part, many_wait, one_codec, take_codec
 from irkit.shards.placement import SEQUENCE, placement, shard_of
-from irkit.shards.sharded_index import open_parts
+from irkit.shards.shard_opening import open_parts
 from irkit.shards.sharded_store import ShardedStore, open_store
 
 
@@ -41,14 +42,11 @@ def reshard(path: str | Path, shards: int, *, progress: StageProgress | None = N
         StorageError: The index cannot be read or written; it is unchanged.
     """
     old = open_store(path)
-    if old.meta.get("index", {}).get("windows"):
-        raise StorageError(
-            f"resharding {path}: its documents are in windows, which are stored in one directory; build the "
-            "index again without windows to divide it"
-        )
     if isinstance(old, ShardedStore):
         index, _ = open_parts(old)
-        if not all(map(one_codec, index_parts(index).values())):  # an interrupted change has left old codes
+        if not all(
+            one_codec(index_of_rows(part)) for part in index_parts(index).values()
+        ):  # an interrupted change has left old codes
             index.finish(progress)
     # a killed call resumes only if the index is the same
     stores = old.parts if isinstance(old, ShardedStore) else [old]
@@ -59,7 +57,7 @@ def reshard(path: str | Path, shards: int, *, progress: StageProgress | None = N
         if old.refresh():
             raise StorageError(f"resharding {path}: it was changed meanwhile; run it again")
         index, documents = open_parts(old)
-        rows = np.flatnonzero(_live(old, documents))
+        rows = np.flatnonzero(documents._live())
         with new.update():
             new.meta.update({"model": old.meta["model"], "documents": len(rows)})
             Vocabulary(new).copy(old)
@@ -103,16 +101,12 @@ def rewrite(path: str | Path, *, progress: StageProgress | None = None) -> None:
         compact(path, progress=progress)
 
 
-_KEPT = ("config", "representation", "dim", "negative", "bm25")
+_KEPT = ("config", "windows", "representation", "dim", "negative", "bm25")
 
 
 def _kept(about: Mapping[str, Any], rows: int) -> dict[str, Any]:
     """Return what the manifest of the whole says of an index without its removed rows."""
     return {key: value for key, value in about.items() if key in _KEPT} | {"rows": rows}
-
-
-def _live(store: Store, documents: Documents) -> Array:
-    return documents._live() if store.parts else live_rows(store, len(documents))
 
 
 def _fill(
@@ -128,12 +122,12 @@ def _fill(
     has_codes = any(head.config.kind in CODED for head in heads.values())
     if has_codes and about["representation"]:
         sources = _by_codes(index, rows)
-    target: Any = create_index(part, index.config)
+    target: Any = create_index(part, index.config, windows=index.windows)
     with part.update():
         part.meta["model"] = index.store.meta["model"]
         Vocabulary(part).copy(index.store)
         for name, head in index_parts(target).items():
-            take_codec(heads[name], head)
+            take_codec(index_of_rows(heads[name]), index_of_rows(head))
     # copy chunks; an index without rows still has a kind and dimensions
     size = max(1, part.limits.compact_bytes * max(1, len(index)) // max(1, index.stats()["bytes"]))
     copied, have = 0, part.rows(SEQUENCE)
@@ -157,7 +151,7 @@ def _fill(
     with part.update():
         if "bm25" in about:
             part.meta["index"]["bm25"]["shared"] = about["bm25"]["mean"]
-    for head in index_parts(target).values():
+    for head in map(index_of_rows, index_parts(target).values()):
         finish_part(head, Work(many_wait([head]), list=True), progress)
     Documents(part).finish()
 

@@ -11,6 +11,7 @@ from irkit.data.document import Document
 from irkit.errors import BadTypeError
 from irkit.index import Documents
 from irkit.index.array_files import Array
+from irkit.index.documents import removal_list
 from irkit.index.facets import Counts
 from irkit.index.index_base import live_rows, row_list
 from irkit.index.state import snapshot
@@ -122,7 +123,7 @@ class ShardedDocuments(Documents):
         for part in self.store.parts:
             rows = global_rows(part)
             inside = rows < len(live)  # a resumed build may have more
-            live[rows[inside]] = live_rows(part, len(rows))[inside]
+            live[rows[inside]] = live_rows(part, len(rows), removal_list(part))[inside]
         return live
 
     def _matching(self, where: Mapping[str, Any]) -> Array:
@@ -175,8 +176,9 @@ class ShardedDocuments(Documents):
     def _removed_before(self, part: Documents, names: list[str]) -> Array:
         """Return the rows of ids that an interrupted change has removed; -1 for other ids."""
         rows, before = np.full(len(names), -1, np.int64), self.store.ahead(part.store)
-        if before is not None and part.store.rows("removed.bin") > before[1]:
-            gone = part.store.read("removed.bin")[before[1] :]
+        name = removal_list(part.store)
+        if before is not None and part.store.rows(name) > before[1]:
+            gone = part.store.read(name)[before[1] :]
             known = dict(zip(part.ids(gone), gone.tolist(), strict=True))
             rows[:] = [known.get(name, -1) for name in names]
         return rows

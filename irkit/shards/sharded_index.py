@@ -4,43 +4,53 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from irkit.core.representation import Representation, Sparse, concat
 from irkit.errors import BadValueError
 from irkit.index import (
-    Documents,
     Hits,
     Index,
     IndexConfig,
-    SeveralConfig,
     SeveralIndex,
     StageProgress,
     Store,
     StoredRows,
-    index_config,
+    WindowedIndex,
     open_index,
 )
 from irkit.index import bm25_index as bm25
-from irkit.index.array_files import Array
+from irkit.index.array_files import Array, corrupt
 from irkit.index.index_base import as_rows, check_k, row_list
 from irkit.index.layout import element_positions
-from irkit.index.part_store import PartStore
 from irkit.index.state import snapshot
 from irkit.index.topk import TopK
+from irkit.index.windowed import index_of_rows
 from irkit.shards.codecs import Work, finish_part, one_codec, share_codec
 from irkit.shards.joint_faiss import search_structures
 from irkit.shards.joint_lists import search_bytes, search_lists
 from irkit.shards.joint_plaid import search_plaid
-from irkit.shards.placement import global_rows, in_order, ordered_hits, placement, push_hits
+from irkit.shards.placement import (
+    Placement,
+    WindowNumbers,
+    global_rows,
+    in_order,
+    number_windows,
+    ordered_hits,
+    placement,
+    push_hits,
+)
 from irkit.shards.sharded_documents import ShardedDocuments
-from irkit.shards.sharded_store import VOCABULARY, ShardedStore
+from irkit.shards.sharded_store import VOCABULARY
 
 
 class ShardedIndex(StoredRows):
     """Rows of one representation in all shards, with the interface of `Index`; rows are global ones.
+
+    If documents are in windows, the rows are the windows of all shards, document by document, and this is the
+    ``inner`` of a `irkit.shards.ShardedWindows`.
 
     A search asks every shard for its ``k`` best rows and keeps the ``k`` best of these. Scores equal the
     scores of one index, because shards share all that scores depend on: BM25 its statistics, `plaid` and
@@ -50,7 +60,8 @@ class ShardedIndex(StoredRows):
     A model with several heads has one for each: `open_parts` makes it the part of a `SeveralIndex`.
 
     Attributes:
-        parts: Indexes of the shards.
+        parts: Indexes of the rows of the shards.
+        cut: If documents are in windows, the indexes of the shards, whose rows are documents; else None.
         searched_here: True if this process searches all shards.
     """
 
@@ -62,8 +73,16 @@ class ShardedIndex(StoredRows):
         Args:
             store: A `ShardedStore`, or the `PartStore` of a representation in one.
             documents: Documents of the whole.
+
+        Raises:
+            CorruptError: Shards have different windows.
         """
-        self.parts = [open_index(part) for part in store.parts]
+        opened = [open_index(part) for part in store.parts]
+        if any(part.windows != opened[0].windows for part in opened):
+            raise corrupt(store.path, "its shards cut documents into different windows")
+        self.parts = [index_of_rows(part) for part in opened]
+        cut = [part for part in opened if isinstance(part, WindowedIndex)]
+        self.cut = cut or None
         self._documents = documents
         super().__init__(store, self.parts[0].config)
 
@@ -99,13 +118,36 @@ class ShardedIndex(StoredRows):
 
     def __len__(self) -> int:
         """Return the number of global rows, including rows of removed documents."""
-        return len(self._documents)
+        return len(self._documents) if self.cut is None else sum(map(len, self.parts))
 
     @property
     @snapshot
     def live(self) -> Array:
         """Return ``(len(self),)`` bool, True for the global rows of documents that are not removed."""
-        return self._documents._live()
+        if self.cut is None:
+            return self._documents._live()
+        live = np.empty(len(self), np.bool_)
+        for part, numbers in zip(self.parts, self.numbers, strict=True):
+            live[numbers] = part.live
+        return live
+
+    @property
+    def windows_of_all(self) -> WindowNumbers:
+        """The windows of all shards, if documents are in windows."""
+        assert self.cut is not None
+        return number_windows(self.store, len(self._documents), self.cut)
+
+    @property
+    def numbers(self) -> list[Array]:
+        """For each shard the global row ``(n,)`` of each of its rows."""
+        if self.cut is None:
+            return [global_rows(part) for part in self.store.parts]
+        return self.windows_of_all.numbers
+
+    @property
+    def placement(self) -> Placement:
+        """Where the global rows are."""
+        return placement(self.store) if self.cut is None else self.windows_of_all.placement
 
     # ---- changes ----
 
@@ -118,12 +160,7 @@ class ShardedIndex(StoredRows):
 
     def _append(self, representation: Representation) -> None:
         """Add rows to the shards that have just stored their documents."""
-        routes = self._documents.routes
-        # routes are of these rows if each shard has as many documents without a row
-        missing = [len(global_rows(part.store)) - len(part) for part in self.parts]
-        ends = [int(positions[-1]) + 1 for positions in routes if len(positions)]
-        if [*map(len, routes)] != missing or max(ends, default=0) > len(representation):
-            raise BadValueError("adding documents: an index of several shards needs their ids and texts, too")
+        routes = new_routes(self._documents, self.parts, len(representation))
         terms = self.store.rows(VOCABULARY)
         for part, positions in zip(self.parts, routes, strict=True):
             have = part.store.rows(VOCABULARY)
@@ -134,7 +171,7 @@ class ShardedIndex(StoredRows):
         """Exclude global rows from all later searches, see `Index.remove`."""
         with self.store.update():
             chosen = np.unique(as_rows("removing documents", rows, len(self)))
-            split = placement(self.store).split(chosen)
+            split = self.placement.split(chosen)
             return sum(self.parts[number].remove(own) for number, _, own in split)
 
     def finish(self, progress: StageProgress | None = None) -> None:
@@ -163,7 +200,7 @@ class ShardedIndex(StoredRows):
         return self._represent(row_list("representations", rows, len(self)))
 
     def _represent(self, rows: Array) -> Representation:
-        split = placement(self.store).split(rows)
+        split = self.placement.split(rows)
         if not split:
             return self.parts[0].representations(rows[:0])
         parts = concat([self.parts[number].representations(own) for number, _, own in split])
@@ -172,7 +209,7 @@ class ShardedIndex(StoredRows):
     def stored_arrays(self, rows: Array | slice) -> dict[str, Array]:
         """Return the arrays of global rows as shards store them."""
         chosen = np.arange(len(self))[rows]
-        split = placement(self.store).split(chosen)
+        split = self.placement.split(chosen)
         if not split:
             return self._stored[0].stored_arrays(chosen[:0])
         parts = [self._stored[number].stored_arrays(own) for number, _, own in split]
@@ -187,7 +224,7 @@ class ShardedIndex(StoredRows):
 
     def _score_rows(self, queries: Representation, rows: Array) -> Array:
         scores = np.full(rows.shape, -np.inf, np.float32)
-        where = placement(self.store)
+        where = self.placement
         owners = np.full(rows.shape, -1)
         owners[rows >= 0] = where.shards[rows[rows >= 0]]
         for number in np.unique(owners[owners >= 0]).tolist():
@@ -210,7 +247,7 @@ class ShardedIndex(StoredRows):
         check_k(k)
         self._check("searching", queries)
         allowed, best = self._keep(allowed), TopK(len(queries), int(k))
-        masks = [None if allowed is None else allowed[global_rows(part.store)] for part in self.parts]
+        masks = [None if allowed is None else allowed[numbers] for numbers in self.numbers]
         alone = len(self.parts) == 1 and in_order(self.parts[0].store)  # it chooses as one index does
         joint_searches = (
             (search_plaid, search_lists, search_bytes, search_structures) if one_codec(self) else ()
@@ -222,9 +259,9 @@ class ShardedIndex(StoredRows):
                     best.push_pairs(joint.scores, joint.rows)
                     joint = best.hits()
                 return joint
-        for part, hits in zip(self.parts, self.ask(search_part, queries, masks, int(k)), strict=True):
+        for numbers, hits in zip(self.numbers, self.ask(search_part, queries, masks, int(k)), strict=True):
             if hits is not None:
-                push_hits(best, part.store, hits)
+                push_hits(best, numbers, hits)
         return best.hits()
 
     def ask(
@@ -251,19 +288,52 @@ class ShardedIndex(StoredRows):
     @snapshot
     def stats(self) -> dict[str, Any]:
         """Return what `Index.stats` returns, and the number of shards."""
-        rows = sum(len(part) for part in self.parts)
-        documents = int(self.live.sum())
-        facts = super(StoredRows, self).stats()
-        share = (rows - documents) / max(1, rows)
-        return facts | {"removed": rows - documents, "removed_share": share, "shards": len(self.parts)}
+        return super(StoredRows, self).stats() | shard_facts(self.parts, int(self.live.sum()))
 
 
-def add_rows(part: Index, representation: Representation, terms: Array | bytes) -> None:
-    """Add rows, and before them the terms that are new to a shard, as bytes, inside ``update``."""
+def shard_facts(parts: Sequence[Index], documents: int) -> dict[str, Any]:
+    """Return the numbers of removed rows and of shards; ``documents`` are the rows that are not removed."""
+    rows = sum(map(len, parts))
+    share = (rows - documents) / max(1, rows)
+    return {"removed": rows - documents, "removed_share": share, "shards": len(parts)}
+
+
+def new_routes(documents: ShardedDocuments, parts: Sequence[Index], count: int) -> list[Array]:
+    """Return which of the ``count`` documents that were added last each shard has stored: their positions.
+
+    Raises:
+        BadValueError: They have their rows already, or have not been added.
+    """
+    # they have no rows yet if each shard has as many documents without a row
+    missing = [len(global_rows(part.store)) - len(part) for part in parts]
+    ends = [int(positions[-1]) + 1 for positions in documents.routes if len(positions)]
+    if [*map(len, documents.routes)] != missing or max(ends, default=0) > count:
+        raise BadValueError("adding documents: an index of several shards needs their ids and texts, too")
+    return documents.routes
+
+
+def add_rows(
+    part: Index,
+    representation: Representation,
+    terms: Array | bytes = b"",
+    spans: Sequence[Array] | None = None,
+) -> None:
+    """Add rows to a shard, inside ``update``.
+
+    Args:
+        part: Index of the shard.
+        representation: The rows.
+        terms: Terms that are new to the shard, as bytes.
+        spans: For documents in windows, see `WindowedIndex.add_windows`.
+    """
     if len(terms):
         part.store.append(VOCABULARY, np.frombuffer(terms, np.uint8))
-    if len(representation) or part.dim != representation.dim:
+    if not len(representation) and part.dim == representation.dim:
+        return
+    if spans is None:
         part.add(representation)
+    else:
+        cast(WindowedIndex | SeveralIndex, part).add_windows(representation, spans)
 
 
 def _widened(queries: Representation, part: Index) -> Representation:
@@ -277,30 +347,3 @@ def search_part(part: Index, queries: Representation, allowed: Array | None, k: 
     """Return the best rows of a shard, among which are the best ones by global row of equal scores."""
     queries = _widened(queries, part)
     return ordered_hits(part.store, len(part), k, lambda width: part.search(queries, width, allowed))
-
-
-def open_parts(store: Store) -> tuple[Index, Documents]:
-    """Return the index and the documents of a store, which may be in several shards."""
-    if isinstance(store, ShardedStore):
-        documents = ShardedDocuments(store)
-        return open_sharded(store, documents), documents
-    return open_index(store), Documents(store)
-
-
-def open_sharded(
-    store: ShardedStore,
-    documents: ShardedDocuments,
-    make: Callable[[Store, ShardedDocuments], ShardedIndex] = ShardedIndex,
-) -> Index:
-    """Return the index of a store: a `ShardedIndex`, or a `SeveralIndex` of one for each representation.
-
-    Args:
-        store: The store.
-        documents: Its documents.
-        make: Makes the `ShardedIndex` of a store, or of the `PartStore` of a representation.
-    """
-    config = index_config(store.meta["index"]["config"])
-    if not isinstance(config, SeveralConfig):
-        return make(store, documents)
-    parts = {name: make(PartStore(store, name), documents) for name in sorted(config.indexes)}
-    return SeveralIndex(store, config, {**parts})

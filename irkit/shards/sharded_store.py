@@ -24,6 +24,7 @@ from irkit.errors import BadValueError, StorageError
 from irkit.index import Store
 from irkit.index.array_files import SHARD, corrupt
 from irkit.index.directory import MANIFEST
+from irkit.index.documents import removal_list
 from irkit.index.object_store import download_index
 from irkit.index.part_store import index_records
 from irkit.index.state import Snapshot, State
@@ -132,13 +133,13 @@ class ShardedStore(Store):
             with contextlib.ExitStack() as stack:
                 for part in self.parts:
                     stack.enter_context(part.update())
-                before = [[part.rows("hashes.bin"), part.rows("removed.bin")] for part in self.parts]
+                before = [[part.rows("hashes.bin"), part.rows(removal_list(part))] for part in self.parts]
                 adopted = self.state.serialise()
                 yield self
                 changed = [self.state.serialise() != adopted]
                 changed += [part.state.serialise() != part.state.saved for part in self.parts]
                 if any(changed):
-                    self.meta["changes"] = number = self._last_change() + 1
+                    self.meta["changes"] = number = self.last_change() + 1
                     for part, counts, is_changed in zip(self.parts, before, changed[1:], strict=True):
                         if is_changed:
                             part.meta.update({"change": number, "before": counts})
@@ -225,7 +226,8 @@ class ShardedStore(Store):
     def _changes(self) -> int:
         return int(self.meta.get("changes", 0))
 
-    def _last_change(self) -> int:
+    def last_change(self) -> int:
+        """Return the number of the last change of the whole or of a shard."""
         return max(self._changes(), *(int(part.meta.get("change", 0)) for part in self.parts))
 
     def _adopt(self) -> None:
@@ -308,6 +310,21 @@ def open_store(path: str | Path, *, verify: bool | None = None) -> Store:
             if attempt + 1 == _TRIES or whole._load().meta.get("shards") == whole.meta["shards"]:
                 raise
     raise AssertionError("unreachable")
+
+
+def note_rows(store: Store, rows: int) -> None:
+    """Write what the indexes of all shards have in common into the manifest of the whole, inside ``update``.
+
+    Args:
+        store: The whole, or the `PartStore` of a representation in it.
+        rows: Number of global rows.
+    """
+    for name, about in index_records(store).items():
+        parts = [index_records(part)[name] for part in store.parts]
+        about["dim"] = max(part["dim"] for part in parts)
+        about["representation"], about["rows"] = parts[0]["representation"], rows
+        if any("negative" in part for part in parts):
+            about["negative"] = any(part.get("negative") for part in parts)
 
 
 def _check_counts(path: Path, meta: dict[str, Any], keys: tuple[str, ...]) -> None:

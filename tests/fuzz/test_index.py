@@ -78,6 +78,12 @@ KINDS: dict[str, tuple[str, str, Any]] = {  # model, vectors, index
     "shards_dense": ("vectors", "dense", {"kind": "dense", "keep": "int8"}),
     "shards_faiss": ("vectors", "dense", "ivfpqfs"),
     "shards_plaid": ("vectors", "multi_vector", CODES),
+    "shards_windows_plaid": ("tiny multi_vector", "text", CODES),
+    "shards_windows_several": (
+        "tiny several",
+        "text",
+        {"kind": "several", "indexes": {"multi_vector": CODES}},
+    ),
 }
 
 
@@ -168,7 +174,7 @@ def use(
 def make_index(path: Path, name: str, tiny: dict[str, Model]) -> dict[str, bytes]:
     """The files of an index with a bit of everything, and their contents."""
     model, vectors, index = KINDS[name]
-    options: Any = {"windows": {"length": 6, "stride": 4}} if name.startswith("windows") else {}
+    options: Any = {"windows": {"length": 6, "stride": 4}} if "windows" in name else {}
     options |= {"shards": 2} if name.startswith("shards") else {}
     source = documents(vectors, 0, N)
     with Retriever.build(tiny.get(model, model), source, path, index=index, **options) as retriever:
