@@ -32,7 +32,13 @@ _MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 
 def twins() -> list[str]:
     """Return the names of the small versions, the cheapest first, see `work`."""
-    own = "three_heads vector_budget mva_pretraining tite_objectives vocabulary_transfer_figure1".split()
+    own = [
+        "three_heads",
+        "vector_budget",
+        "mva_pretraining",
+        "tite_objectives",
+        "vocabulary_transfer_figure1",
+    ]
     files = [*STUDIES.glob("*_table*_local.yaml"), *(STUDIES / f"{name}_local.yaml" for name in own)]
     found = {path.stem: StudyConfig.resolve(path) for path in files}
     return sorted(found, key=lambda name: (work(found[name]), name))
