@@ -17,6 +17,7 @@ import pytest
 import torch
 import yaml
 from safetensors.numpy import load_file
+from three_heads import make_model
 
 import irkit.data.collection_files
 from irkit import Hybrid, Model, Retriever, Run, evaluate
@@ -231,6 +232,21 @@ def test_dry_run_builds_nothing(call: Call, tmp_path: Path) -> None:
     assert (code, out) == (0, "")
     assert "would index 8 documents" in err
     assert not (tmp_path / "i").exists()
+
+
+def test_each_head_gets_the_index_of_its_kind(call: Call, tiny_bert: Path, tmp_path: Path) -> None:
+    heads = tmp_path / "heads"
+    make_model(tiny_bert, heads)
+    code, _, err = call("index", heads, "beir", "--out", tmp_path / "i", "--dry-run")
+    assert (code, "would index 8 documents" in err, (tmp_path / "i").exists()) == (0, True, False)
+    assert call("index", heads, "beir", "--index", "auto", "--out", tmp_path / "i", "--dry-run")[0] == 0
+    assert call("index", heads, "beir", "--out", tmp_path / "i")[0] == 0
+    parts = json.loads(call("info", tmp_path / "i", "--json")[1])["parts"]
+    assert {name: part["kind"] for name, part in parts.items()} == {
+        "dense": "flat",
+        "multi_vector": "flat",
+        "sparse": "inverted",
+    }
 
 
 def test_corpus_from_standard_input(call: Call, tmp_path: Path) -> None:

@@ -95,7 +95,8 @@ def index(
     from irkit.index import check_index
     from irkit.index.directory import check_target
     from irkit.index.object_store import check_uri, staged
-    from irkit.retrieval.collection import default_index, load_model
+    from irkit.retrieval.building import index_of
+    from irkit.retrieval.collection import load_model
     from irkit.retrieval.retriever import Retriever
     from irkit.retrieval.windows import parse_windows
 
@@ -124,7 +125,7 @@ def index(
     )
     if isinstance(encoder, Vectors) and not documents.once:
         encoder, _ = encoder.fit(iter(documents))
-    config = recipe.index or default_index(encoder)
+    config = index_of(encoder, recipe.index)
     parse_windows(recipe.windows, encoder)
     recipe = recipe.model_copy(update={"index": config})
     if dry_run:

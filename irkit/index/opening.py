@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from irkit.core.representation import Representation
+from irkit.core.representation import Representation, Several
 from irkit.errors import BadValueError, ConfigError, StorageError
 from irkit.index.array_files import corrupt
 from irkit.index.documents import Documents
@@ -37,14 +37,22 @@ def check_index(config: IndexConfig, representation: Representation) -> None:
         ConfigError: It cannot be built, such as a factory string that FAISS does not know.
         BadValueError: It cannot hold representations of this kind.
     """
-    if isinstance(config, AutoConfig):
-        config = config.choose(representation, config.documents)
+    if isinstance(config, SeveralConfig) and isinstance(representation, Several):
+        rows = representation.parts
+        parts = {name: _chosen(part, rows[name]) for name, part in config.indexes.items()}
+        config = SeveralConfig(indexes=parts)
+    config = _chosen(config, representation)
     with (
         explained("checking an index", "set TMPDIR to a folder that can be written"),
         tempfile.TemporaryDirectory() as folder,
         Store.build(folder) as store,
     ):
         create_index(store, config).add(representation)
+
+
+def _chosen(config: IndexConfig, representation: Representation) -> Any:
+    """Return a configuration, or what the kind "auto" chooses for many documents."""
+    return config.choose(representation, config.documents) if isinstance(config, AutoConfig) else config
 
 
 def create_index(

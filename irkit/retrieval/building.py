@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 
 from irkit.arguments import brief, check_counts, check_flags, check_functions
-from irkit.core.representation import Representation
+from irkit.core.representation import Representation, Several
 from irkit.data import Document, DocumentsLike, Source, check_documents, parse_documents, read_documents
 from irkit.encoder_free import EncoderFreeModel, Vectors
 from irkit.errors import BadValueError, ConfigError
@@ -218,17 +218,15 @@ def _choose_index(
     Returns:
         The configuration of the index, and an iterator over all documents, including those that were read.
     """
-    if isinstance(model, Model) and model.kind == "several":
-        config = _index_of_each(model, config)
-        rows: dict[str, Representation] = cast(Any, empty).parts
+    config = index_of(model, config)
+    if isinstance(config, SeveralConfig) and isinstance(empty, Several):
         autos = [part.documents for part in config.indexes.values() if isinstance(part, AutoConfig)]
         first = list(islice(stream, max(autos, default=0)))
         indexes = {
-            name: part.choose(rows[name], len(first)) if isinstance(part, AutoConfig) else part
+            name: part.choose(empty.parts[name], len(first)) if isinstance(part, AutoConfig) else part
             for name, part in config.indexes.items()
         }
         return SeveralConfig(indexes=indexes), chain(first, stream)
-    config = config or default_index(model)
     if not isinstance(config, AutoConfig):
         return config, stream
     first = list(islice(stream, config.documents))
@@ -236,12 +234,14 @@ def _choose_index(
     return default_index(model) if is_lexical else config.choose(empty, len(first)), chain(first, stream)
 
 
-def _index_of_each(model: Model, config: IndexConfig | None) -> SeveralConfig:
-    """Return the index of each head of a model: from ``config``, or the default of the kind of the head.
+def index_of(model: AnyModel, config: IndexConfig | None) -> IndexConfig:
+    """Return ``config``, or the default for a model; for a model of several heads an index of each.
 
     Raises:
         ConfigError: ``config`` names a head that the model does not have.
     """
+    if not isinstance(model, Model) or model.kind != "several":
+        return config or default_index(model)
     heads = model.heads
     chosen = config.indexes if isinstance(config, SeveralConfig) else {}
     if unknown := [name for name in chosen if name not in heads]:
