@@ -22,7 +22,7 @@ import small_indexes
 import torch
 from irkit_kernels._testing import in_child
 
-import irkit.index.faiss
+import irkit.index.faiss_building
 from irkit import Dense, MultiVector, Ragged, Sparse, score
 from irkit.core.representation import Representation, Several
 from irkit.data.document import Document
@@ -142,7 +142,7 @@ def kill_before(step: int | None) -> list[int]:
 
     write = os.pwrite
     wrap(os, "pwrite", lambda file, content, position: write(file, content[: len(content) // 2], position))
-    wrap(irkit.index.faiss, "_write", lambda structure, path: path.write_bytes(b"half"))
+    wrap(irkit.index.faiss_building, "write_structure", lambda structure, path: path.write_bytes(b"half"))
     for target, name in (
         (np, "memmap"),
         (os, "ftruncate"),
