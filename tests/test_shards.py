@@ -313,6 +313,36 @@ def test_shards_choose_the_candidates_of_one_index(kind: str, tmp_path: Path) ->
     check()
 
 
+@pytest.mark.parametrize("kind", ["dense", "muvera", "plaid"])
+def test_a_shard_may_have_all_candidates(kind: str, tmp_path: Path) -> None:
+    """All documents of a topic are in one shard, so chance does not tell how many candidates it has."""
+    config, rng = CANDIDATES[kind][1], np.random.default_rng(8)
+    centres = 2 * rng.standard_normal((6, 24))
+
+    def near(topic: int) -> np.ndarray:
+        shape = 24 if kind == "dense" else (4, 24)
+        return (centres[topic] + rng.standard_normal(shape)).astype(np.float32)
+
+    names = [f"d{number}" for number in range(3000)]
+    documents = [
+        {"_id": name, "text": "", "vector": near(2 * int(rng.integers(3)) + shard)}
+        for name, shard in zip(names, shard_of(names, 2).tolist(), strict=True)
+    ]
+    cut = {"dense_scan": 1, "dense_scan_per_hit": 1}
+    cut |= {"plaid_uncompressed": 100, "plaid_scan": 1, "plaid_candidates": 40, "plaid_margin": 1}
+    with use_limits(replace(Limits(), **cut)):
+        one, many = [
+            Retriever.build("vectors", documents, tmp_path / str(count), index=config, shards=count)
+            for count in (None, 2)
+        ]
+        queries = [near(number % 6) for number in range(24)]
+        for k in (1, 10):
+            wanted = one.search(queries, k)
+            assert many.search(queries, k) == wanted
+            with elsewhere(many):
+                assert many.search(queries, k) == wanted
+
+
 def test_shards_of_a_graph_find_the_hits_of_one_index_if_all_documents_are_candidates(tmp_path: Path) -> None:
     """Vectors without ties; the shards of few documents are scanned."""
     rng = np.random.default_rng(3)

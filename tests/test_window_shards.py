@@ -95,7 +95,9 @@ def check_same(one: Retriever, many: Retriever) -> None:
             for k in (1, 5, 200):
                 wanted = one.search(QUERIES, k, filter, fuse=fuse)
                 assert many.search(QUERIES, k, filter, fuse=fuse) == wanted
-                assert [many.search(query, k, filter, fuse=fuse) for query in QUERIES] == wanted
+                # a query that is encoded alone may differ in its last bits
+                alone = [one.search(query, k, filter, fuse=fuse) for query in QUERIES]
+                assert [many.search(query, k, filter, fuse=fuse) for query in QUERIES] == alone
         options: Any = {"fuse": fuse, "offset": 1, "group_by": "year", "per_group": 2}
         assert many.search(QUERIES[0], 5, **options) == one.search(QUERIES[0], 5, **options)
         assert many.rerank(QUERIES[0], ids, fuse=fuse) == one.rerank(QUERIES[0], ids, fuse=fuse)

@@ -94,10 +94,13 @@ class PlaidArrays:
         self, table: kernel.QueryTable, nprobe: int, ranked: int, allowed: Array
     ) -> tuple[Array, Array]:
         """Return the documents that occur in the most visited lists, ascending, and in how many."""
-        keep = allowed[: self.listed]
-        counts = kernel.probe_counts(table, nprobe, self.list_offsets, self.lists, keep)
+        counts = self.counts(table, nprobe, allowed)
         rows = np.flatnonzero(counts >= kernel.least_count(counts, ranked)).astype(np.int32)
         return rows, counts[rows]
+
+    def counts(self, table: kernel.QueryTable, nprobe: int, allowed: Array) -> Array:
+        """Return in how many visited lists each document with lists is, ``(listed,)`` uint8."""
+        return kernel.probe_counts(table, nprobe, self.list_offsets, self.lists, allowed[: self.listed])
 
     def rough(self, table: kernel.QueryTable, rows: Array) -> Array:
         """Return the scores of ``rows (n,)`` by their centroids, in steps of the table."""

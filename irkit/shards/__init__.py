@@ -13,8 +13,9 @@ A document belongs to the shard that the hash of its id names, so that updates a
 rows decide ties as rows do in one index. `ShardedStore` (sharded_store.py) joins the stores, `ShardedIndex`
 and `ShardedDocuments` have the interfaces of `irkit.index.Index` and `irkit.index.Documents` over global
 rows. joint_plaid.py, joint_lists.py and joint_faiss.py search shards together where codes choose candidates;
-codecs.py says which codes shards share. resharding.py copies an index into another number of shards, and
-placement.py says which row is where. Everything above works on these three as on one index.
+plaid_answers.py has what shards of `plaid` send that other processes search, and codecs.py says which codes
+shards share. resharding.py copies an index into another number of shards, and placement.py says which row is
+where. Everything above works on these three as on one index.
 
 If documents are in windows, these are numbered document by document, by the global rows of documents, and a
 `ShardedIndex` finds them. `ShardedWindows` (sharded_windows.py) makes documents of them, as

@@ -1,9 +1,11 @@
 """Search of shards as one index, where an index ranks a fixed number of candidates: `dense` and `muvera`.
 
 An index chooses a fixed number of candidates among the rows of the lists that it reads, by their codes, and
-scores these. A shard on its own chooses as many of its own rows. Here shards choose so, the best of the
-candidates of all go on, as in one index, and only these count. The candidates of one index are always among
-those of its shards, because both read the same lists and have the same codes.
+scores these. All shards read the same lists and have the same codes. Documents are on shards by chance, so
+each chooses its share of that number and what chance may add (`irkit.shards.placement.most_of`). The best of
+the candidates of all go on, as in one index. The worst candidate of a shard tells whether the shard left
+one out that counts. For the queries of which one did, a few in a thousand, every shard chooses as many
+candidates as one index.
 
 Where shards are searched by other processes, each scores its own candidates meanwhile. A score that it did
 not compute is computed here. `flat` with tokens in 8 bits has candidates, too.
@@ -24,7 +26,7 @@ from irkit.index.coded_lists import QUERIES, CodedLists
 from irkit.index.flat import FlatInt8
 from irkit.index.stored_rows import QUERY_BLOCK, StoredRows, search_in_blocks
 from irkit.index.topk import Hits, TopK
-from irkit.shards.placement import in_order, ordered_hits, push_hits, wants_gpu
+from irkit.shards.placement import in_order, most_of, ordered_hits, push_hits, wants_gpu
 
 
 class ListAnswer(NamedTuple):
@@ -32,11 +34,13 @@ class ListAnswer(NamedTuple):
 
     Attributes:
         found: Candidates, by rows of the shard; None if it has no rows in lists.
+        floors: ``(n_q,)`` rows whose rough score is at most this may be left out.
         scores: Exact scores of candidates; NaN where they were not computed.
         added: Hits among the rows that are not in lists; None if there are no such rows.
     """
 
     found: Candidates | None
+    floors: Array
     scores: Array
     added: Hits | None
 
@@ -72,15 +76,12 @@ def search_lists(index: Any, queries: Representation, k: int, masks: Sequence[Ar
     effort = effort._replace(candidates=most, refined=min(effort.refined, most))
 
     def block(queries: Representation) -> Hits:
-        best = TopK(len(queries), k)
-        answers = index.ask(list_answer, queries, masks, k, effort, not index.searched_here)
-        _push_best(index, queries, effort, answers, best)
-        if isinstance(queries, MultiVector):
-            _push_first(index, queries, masks, best)
-        for numbers, answer in zip(index.numbers, answers, strict=True):
-            if answer is not None and answer.added is not None:
-                push_hits(best, numbers, answer.added)
-        hits = best.hits()
+        answers = index.ask(list_answer, queries, masks, k, effort, counted, not index.searched_here)
+        hits, lacking = _merge(index, queries, masks, k, effort, answers)
+        if len(lacking):
+            some, shards = queries[lacking], zip(parts, masks, answers, strict=True)
+            whole = [answer and list_answer(part, some, mask, k, effort) for part, mask, answer in shards]
+            (hits.rows[lacking], hits.scores[lacking]), _ = _merge(index, some, masks, k, effort, whole)
         short = np.flatnonzero(hits.rows[:, -1] < 0)  # lists did not have enough
         if len(short) and all(answer is not None for answer in answers):
             hits.rows[short], hits.scores[short] = scan_shards(index, queries[short], masks, k)
@@ -136,9 +137,26 @@ def scan_shard(part: StoredRows, queries: Representation, mask: Array | None, k:
 
 
 def list_answer(
-    part: CodedLists, queries: Representation, mask: Array | None, k: int, effort: Effort, rank: bool
+    part: CodedLists,
+    queries: Representation,
+    mask: Array | None,
+    k: int,
+    effort: Effort,
+    counted: int = 0,
+    rank: bool = False,
 ) -> ListAnswer:
-    """Return what a shard finds of queries; ``rank`` computes the scores of its own best candidates, too."""
+    """Return what a shard finds of queries.
+
+    Args:
+        part: The shard.
+        queries: Queries.
+        mask: Which rows may be results.
+        k: Number of hits among the rows that are not in lists.
+        effort: Of one index.
+        counted: Rows in lists of all shards that may be results, of which the shard has a share; 0 to choose
+            as many candidates as one index.
+        rank: Compute the exact scores of the best candidates, too.
+    """
     keep, covered, store = part._keep(mask), part.coded, part.store
 
     def scan(width: int) -> Hits:
@@ -147,55 +165,94 @@ def list_answer(
         return best.hits()
 
     added = ordered_hits(store, len(part), k, scan) if covered < len(part) else None
+    floors = np.full(len(queries), -np.inf, np.float32)
     if not covered:
-        return ListAnswer(None, np.empty((len(queries), 0), np.float32), added)
-    found = part.candidates(queries, effort, keep)
+        return ListAnswer(None, floors, np.empty((len(queries), 0), np.float32), added)
+    share = count_kept(keep, covered) / counted if counted else 1
+    own = effort._replace(
+        candidates=most_of(effort.candidates, share), refined=most_of(effort.refined, share)
+    )
+    found = part.candidates(queries, own, keep)
     while found.rows.shape[1] < covered and not in_order(store):  # rows that are left out may be lower ones
         best = -np.sort(-found.rough, axis=1)
-        if not ((best[:, effort.candidates - 1] == best[:, -1]) & (best[:, -1] > -np.inf)).any():
+        if not ((best[:, own.candidates - 1] == best[:, -1]) & (best[:, -1] > -np.inf)).any():
             break
-        wide = effort._replace(candidates=2 * found.rows.shape[1])
+        wide = own._replace(candidates=2 * found.rows.shape[1])
         found = part.candidates(queries, wide, keep)
+    if own.candidates < effort.candidates:
+        full = (found.rows >= 0).all(1)
+        floors[full] = found.rough[full].min(1)
     scores = np.full(found.rows.shape, np.nan, np.float32)
     if rank:
-        query, column = np.nonzero(_best(found.rough, found.fine, found.ranks, found.rows, effort))
+        query, column = np.nonzero(_best(found.rough, found.fine, found.ranks, found.rows, own))
         scores[query, column] = part.candidate_scores(queries, found, query, column)
-    return ListAnswer(found, scores, added)
+    return ListAnswer(found, floors, scores, added)
+
+
+def _merge(
+    index: Any,
+    queries: Representation,
+    masks: Sequence[Array | None],
+    k: int,
+    effort: Effort,
+    answers: Sequence[ListAnswer | None],
+) -> tuple[Hits, Array]:
+    """Return the best of what shards found, and the numbers of the queries that `_push_best` returns."""
+    best = TopK(len(queries), k)
+    lacking = _push_best(index, queries, effort, answers, best)
+    if isinstance(queries, MultiVector):
+        _push_first(index, queries, masks, best)
+    for numbers, answer in zip(index.numbers, answers, strict=True):
+        if answer is not None and answer.added is not None:
+            push_hits(best, numbers, answer.added)
+    return best.hits(), lacking
 
 
 def _push_best(
     index: Any, queries: Representation, effort: Effort, answers: Sequence[ListAnswer | None], best: TopK
-) -> None:
-    """Push the exact scores of the candidates that one index would choose."""
+) -> Array:
+    """Push the exact scores of the candidates that one index would choose.
+
+    Returns:
+        ``(n,)`` numbers of the queries of which a shard left out a candidate; none of theirs are pushed.
+    """
     chosen = [
-        (number, answer.found, answer.scores, numbers)
+        (number, answer, answer.found, numbers)
         for number, (answer, numbers) in enumerate(zip(answers, index.numbers, strict=True))
         if answer is not None and answer.found is not None
     ]
     if not chosen:
-        return
+        return np.empty(0, np.int64)
     rows = np.concatenate(
-        [np.where(found.rows < 0, -1, numbers[found.rows]) for _, found, _, numbers in chosen], 1
+        [np.where(found.rows < 0, -1, numbers[found.rows]) for _, _, found, numbers in chosen], 1
     )
     rough, fine, ranks = (
-        np.concatenate([getattr(found, name) for _, found, _, _ in chosen], 1)
+        np.concatenate([getattr(found, name) for _, _, found, _ in chosen], 1)
         for name in ("rough", "fine", "ranks")
     )
-    scores = np.concatenate([own for _, _, own, _ in chosen], 1)
+    scores = np.concatenate([answer.scores for _, answer, _, _ in chosen], 1)
     rough[rows < 0] = -np.inf
     # the cuts of one index
     kept = _best(rough, fine, ranks, rows, effort)
+    floors = np.max([answer.floors for _, answer, _, _ in chosen], axis=0)
+    last = np.full(len(queries), -np.inf)
+    if rough.shape[1] >= effort.candidates:
+        last = np.partition(rough, -effort.candidates, axis=1)[:, -effort.candidates]
+    lacking = (floors > -np.inf) & (last <= floors)
+    kept[lacking] = False
     if isinstance(queries, MultiVector):
-        kept[(queries.tokens.lengths == 0).numpy()] = False
+        empty = (queries.tokens.lengths == 0).numpy()
+        kept[empty] = lacking[empty] = False
     # scores that shards did not compute
     missing, start = kept & np.isnan(scores), 0
-    for number, found, _, _ in chosen:
+    for number, _, found, _ in chosen:
         part, span = index.parts[number], slice(start, start + found.rows.shape[1])
         query, column = np.nonzero(missing[:, span])
         if len(query):
             scores[query, start + column] = part.candidate_scores(queries, found, query, column)
         start = span.stop
     best.push_pairs(scores, np.where(kept, rows, -1))
+    return np.flatnonzero(lacking)
 
 
 def _push_first(index: Any, queries: MultiVector, masks: Sequence[Array | None], best: TopK) -> None:

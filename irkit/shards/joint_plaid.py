@@ -6,16 +6,13 @@ documents than one index. Here the scores of a step come from the shards, and th
 the documents of all shards. Between the steps documents are global rows in ascending order, so that ties are
 as in one index. A score of a step does not depend on the documents beside it.
 
-Shards that other processes search are asked once: each takes all steps with the budget of one index, and
-sends the score of every step that it computed (`plaid_answer`). The joint search then reads these scores. It
-computes the few that a shard did not send, because documents that are not among the best of all took the
-places there.
+Shards that other processes search are asked once, see plaid_answers.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,13 +22,11 @@ from irkit.core.representation import MultiVector, Representation
 from irkit.index.array_files import Array
 from irkit.index.layout import fitting
 from irkit.index.plaid import Plaid
-from irkit.index.plaid_search import CpuSearch, PlaidArrays, SearchBudget, best_scores, plan_search
+from irkit.index.plaid_search import CpuSearch, PlaidArrays, SearchBudget, plan_search
 from irkit.index.stored_rows import QUERY_BLOCK, search_in_blocks
 from irkit.index.topk import Hits, TopK
-from irkit.shards.placement import Placement, ordered_hits, push_hits, wants_gpu
-
-Steps: TypeAlias = dict[str, tuple[Array, Array]]
-"""Rows ``(n,)``, ascending, and their scores, by the name of a step: a method of `PlaidArrays`."""
+from irkit.shards.placement import Placement, push_hits, wants_gpu
+from irkit.shards.plaid_answers import Steps, added_hits, merge_steps, plaid_answer
 
 
 class Share(NamedTuple):
@@ -39,65 +34,15 @@ class Share(NamedTuple):
 
     Attributes:
         number: Number of the shard.
-        arrays: Its compressed rows: `PlaidArrays`, or an object with the same methods.
+        arrays: Its compressed rows.
         rows: ``(n,)`` global row of each.
         live: ``(n,)`` bool, True for rows that may be hits, with or without tokens.
     """
 
     number: int
-    arrays: Any
+    arrays: PlaidArrays
     rows: Array
     live: Array
-
-
-class PlaidAnswer(NamedTuple):
-    """What a shard that another process searches finds of some queries.
-
-    Attributes:
-        steps: For each query the scores of its steps, by rows of the shard; empty without compressed rows.
-        added: Hits among the rows that are not compressed.
-    """
-
-    steps: list[Steps]
-    added: Hits
-
-
-class SentArrays:
-    """Compressed rows of a shard, with the methods of `PlaidArrays`, whose scores another process sent."""
-
-    def __init__(self, arrays: PlaidArrays, steps: Steps) -> None:
-        self._arrays, self._steps = arrays, steps
-        self.listed, self.filled = arrays.listed, arrays.filled
-
-    def probed(
-        self, table: kernel.QueryTable, nprobe: int, ranked: int, allowed: Array
-    ) -> tuple[Array, Array]:
-        """See `PlaidArrays.probed`."""
-        return self._steps["probed"]
-
-    def rough(self, table: kernel.QueryTable, rows: Array) -> Array:
-        """See `PlaidArrays.rough`."""
-        return self._sent("rough", rows, lambda missing: self._arrays.rough(table, missing))
-
-    def common(self, query: Array, rows: Array) -> Array:
-        """See `PlaidArrays.common`."""
-        return self._sent("common", rows, lambda missing: self._arrays.common(query, missing))
-
-    def exact(self, query: Array, table: kernel.QueryTable, rows: Array) -> Array:
-        """See `PlaidArrays.exact`."""
-        return self._sent("exact", rows, lambda missing: self._arrays.exact(query, table, missing))
-
-    def _sent(self, step: str, rows: Array, compute: Callable[[Array], Array]) -> Array:
-        """Return the scores of a step: those that were sent, and others by computing them."""
-        known, scores = self._steps[step]
-        if not len(known):
-            return compute(rows)
-        at = np.searchsorted(known, rows).clip(max=len(known) - 1)
-        result: Array = scores[at]
-        missing = known[at] != rows
-        if missing.any():
-            result[missing] = compute(rows[missing])
-        return result
 
 
 class JointArrays:
@@ -145,14 +90,16 @@ class JointArrays:
         pairs = zip(self._shares, row_lists, strict=True)
         return np.sort(np.concatenate([share.rows[own] for share, own in pairs]))
 
-    def _each(self, rows: Array, work: Callable[[Any, Array], Array], dtype: Any = np.float32) -> Array:
+    def _each(
+        self, rows: Array, work: Callable[[PlaidArrays, Array], Array], dtype: Any = np.float32
+    ) -> Array:
         """Return what ``work`` returns for the global ``rows (n,)`` of each shard, in their order."""
         result = np.empty(len(rows), dtype)
         for arrays, positions, own in self._split(rows):
             result[positions] = work(arrays, own)
         return result
 
-    def _split(self, rows: Array) -> Iterator[tuple[Any, Array, Array]]:
+    def _split(self, rows: Array) -> Iterator[tuple[PlaidArrays, Array, Array]]:
         """Yield arrays, positions in ``rows (n,)`` and own rows of each shard that has some of them."""
         owners, own = self._where.shards[rows], self._where.rows[rows].astype(np.int32)
         for share in self._shares:
@@ -183,23 +130,26 @@ def search_plaid(index: Any, queries: Representation, k: int, masks: Sequence[Ar
     k = min(k, int(sum(live_counts)))
     if not shares or not k:
         return None
+    live = sum(int(np.count_nonzero(share.arrays.filled & share.live)) for share in shares)
     budget = _budget(index, k, shares)
 
     def block(queries: Representation) -> Hits:
         assert isinstance(queries, MultiVector)
-        best, answered, steps = TopK(len(queries), k), shares, None
+        best, answered, sent = TopK(len(queries), k), shares, None
         if elsewhere:
-            answers = index.ask(plaid_answer, queries, masks, k, budget)
-            answered = [share for share in shares if answers[share.number] is not None]
-            steps = [answers[share.number].steps for share in answered]
-            added = [answer and answer.added for answer in answers]
+            found = index.ask(plaid_answer, queries, masks, k, budget, live)
+            answered = [share for share in shares if found[share.number] is not None]
+            sent = [found[share.number].steps for share in answered]
+            added = [answer and answer.added for answer in found]
         else:
-            added = [_added(part, queries, mask, k) for part, mask in zip(index.parts, masks, strict=True)]
+            added = [
+                added_hits(part, queries, mask, k) for part, mask in zip(index.parts, masks, strict=True)
+            ]
         for numbers, hits in zip(index.numbers, added, strict=True):
             if hits is not None:
                 push_hits(best, numbers, hits)
         if answered:
-            best.push_pairs(*_rank(index, queries, k, budget, answered, steps))
+            best.push_pairs(*_rank(index, queries, k, budget, answered, sent))
         return best.hits()
 
     with torch.no_grad():
@@ -226,7 +176,7 @@ def _rank(
     k: int,
     budget: SearchBudget,
     shares: Sequence[Share],
-    steps: Sequence[Sequence[Steps]] | None,
+    sent: Sequence[Steps] | None,
 ) -> tuple[Array, Array]:
     """Return the scores and global rows ``(n_q, budget.exact)`` of the best compressed rows.
 
@@ -236,75 +186,27 @@ def _rank(
         k: Hits.
         budget: The budget of one index.
         shares: Of the shards that are searched.
-        steps: For each of them the scores that it sent for each query with tokens; None if this process
-            computes all.
+        sent: What these shards sent; None if this process computes all.
     """
-    packed, where = index.parts[shares[0].number].loaded()[1].packed, index.placement
-    allowed = np.concatenate([share.arrays.filled & share.live for share in shares])
     empty = queries.tokens.lengths.numpy() == 0
-    some, at = queries.tokens[~empty], np.flatnonzero(~empty)
+    at = np.flatnonzero(~empty)
     scores = np.full((len(queries), budget.exact), -np.inf, np.float32)
     rows = np.full(scores.shape, -1)
-    with fitting(index.store.path):
-        if steps is None and len(at):
-            scores[at], rows[at] = CpuSearch(JointArrays(shares, where), packed)(some, budget, allowed)
-        for number, row in enumerate(at if steps is not None else []):
-            sent = [
-                share._replace(arrays=SentArrays(share.arrays, own[number]))
-                for share, own in zip(shares, steps or (), strict=True)
-            ]
-            search = CpuSearch(JointArrays(sent, where), packed)
-            found = search(some[number : number + 1], budget, allowed)
-            scores[row], rows[row] = found[0][0], found[1][0]
-    if index.config.keep_tokens and len(at):
-        scores[at] = index._score_rows(MultiVector(some), rows[at])
+    if sent is not None and len(at):
+        scores[at], rows[at], lacking = merge_steps(sent, [share.rows for share in shares], budget)
+        at = at[lacking]
+    if len(at):
+        allowed = np.concatenate([share.arrays.filled & share.live for share in shares])
+        packed = index.parts[shares[0].number].loaded()[1].packed
+        search = CpuSearch(JointArrays(shares, index.placement), packed)
+        with fitting(index.store.path):
+            scores[at], rows[at] = search(queries.tokens[torch.from_numpy(at)], budget, allowed)
+    if index.config.keep_tokens and not empty.all():
+        scores[~empty] = index._score_rows(MultiVector(queries.tokens[~empty]), rows[~empty])
     if empty.any():  # a query without tokens scores 0 with everything
         first = np.sort(np.concatenate([share.rows[share.live] for share in shares]))[:k]
         scores[empty, : len(first)], rows[empty, : len(first)] = 0, first
     return scores, rows
-
-
-def plaid_answer(
-    part: Plaid, queries: Representation, mask: Array | None, k: int, budget: SearchBudget
-) -> PlaidAnswer:
-    """Return what a shard finds of queries that have the budget of one index of all shards."""
-    assert isinstance(queries, MultiVector)
-    added = _added(part, queries, mask, k)
-    if not part.covered:
-        return PlaidAnswer([], added)
-    arrays, search = part.loaded()
-    assert isinstance(search, CpuSearch)  # actors have no GPU
-    keep = part._keep(mask)
-    allowed = arrays.filled if keep is None else arrays.filled & keep[: part.covered]
-    filled = queries.tokens[queries.tokens.lengths > 0]
-    with fitting(part.store.path), torch.no_grad():
-        tokens = [tokens.numpy() for tokens in filled]
-        return PlaidAnswer([_steps(arrays, search, query, budget, allowed) for query in tokens], added)
-
-
-def _steps(
-    arrays: PlaidArrays, search: CpuSearch, query: Array, budget: SearchBudget, allowed: Array
-) -> Steps:
-    """Take the steps of a search of a query ``(m, dim)``; each passes on as many rows as in one index."""
-    table = kernel.query_table(query, search.packed)
-    nothing = np.empty(0, np.int32)
-    steps: Steps = {"probed": (nothing, nothing)}
-    if budget.nprobe:
-        nprobe = budget.probes(len(query), search.packed.count)
-        steps["probed"] = arrays.probed(table, nprobe, budget.ranked, allowed)
-        others = arrays.listed + np.flatnonzero(allowed[arrays.listed :])
-        rows = np.concatenate([steps["probed"][0], others.astype(np.int32)])
-    else:
-        rows = arrays.rows_of(allowed)
-    rough = arrays.rough(table, rows)
-    steps["rough"] = rows, rough
-    best = best_scores(rough, budget.candidates)
-    rows, rough = rows[best], rough[best]
-    added = arrays.common(query, rows)
-    steps["common"] = rows, added
-    rows = rows[best_scores(rough * table.step + added, budget.refined)]
-    steps["exact"] = rows, arrays.exact(query, table, rows)
-    return steps
 
 
 def _budget(index: Any, k: int, shares: Sequence[Share]) -> SearchBudget:
@@ -314,15 +216,3 @@ def _budget(index: Any, k: int, shares: Sequence[Share]) -> SearchBudget:
     others = [mask[share.arrays.listed :] for mask, share in zip(allowed, shares, strict=True)]
     order = np.concatenate(listed + others)
     return plan_search(index.config, index.store.limits, k, order, sum(map(len, listed)))
-
-
-def _added(part: Any, queries: MultiVector, mask: Array | None, k: int) -> Hits:
-    """Return the best of the rows that are not compressed."""
-
-    def scan(width: int) -> Hits:
-        best = TopK(len(queries), width)
-        if part.covered < len(part):
-            part._scan(queries, best, part.covered, part._keep(mask))
-        return best.hits()
-
-    return ordered_hits(part.store, len(part), k, scan)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from irkit.index.topk import Hits, TopK
 from irkit.index.windowed import WindowedIndex
 
 SEQUENCE = "sequence.bin"
+_CHANCE = 3  # standard deviations
 _MOST = 1 << 32  # rows: `irkit.index.topk` has 32 bits for them
 _MOST_MISSING = (
     1 << 24
@@ -49,6 +51,21 @@ def shard_of(ids: Sequence[str], count: int) -> Array:
     hashes = (hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).digest() for name in ids)
     numbers: Array = (np.frombuffer(b"".join(hashes), "<u8") % count).astype(np.int64)
     return numbers
+
+
+def chance(count: int, share: float) -> float:
+    """Return what chance may add to the part of ``count`` documents that a shard has.
+
+    Ids are on shards by chance (`shard_of`), so a shard with a ``share`` of all documents has about
+    ``count * share`` of those that are best for a query. It has more than this result beyond that for about
+    one query in a thousand.
+    """
+    return _CHANCE * math.sqrt(count * share * (1 - share)) + 1
+
+
+def most_of(count: int, share: float) -> int:
+    """Return how many of ``count`` documents a shard with a ``share`` of all may have, see `chance`."""
+    return min(count, math.ceil(count * share + chance(count, share)))
 
 
 def global_rows(part: Store) -> Array:
