@@ -54,6 +54,11 @@ __all__ = ["hashes", "modules"]
 _LANES = (4, 8, 16)  # NEON or SSE, AVX2, AVX-512
 _FLAGS = (False, True)
 _INTEGERS = ("i16", "i32")
+_BYTES = {  # how `_simd.dot_bytes` multiplies
+    "vnni=False": Target(frozenset()),
+    "vnni=False, avx2": Target(frozenset({"avx2"})),
+    "vnni=True": Target(frozenset({"avx2"})),
+}
 
 
 def hashes() -> list[str]:
@@ -74,9 +79,10 @@ def modules() -> Iterator[tuple[str, str]]:
     """Yield the name and the text of every module."""
     for lanes in _LANES:
         yield f"add_rows({lanes})", write_add_rows(lanes)
-    for activation, gated, vnni in product(INT8_ACTIVATIONS, _FLAGS, _FLAGS):
-        named = f"int8_linear({activation}, gated={gated}, vnni={vnni})"
-        yield named, write_int8_linear(activation, gated, vnni)
+    for activation, gated, cpu in product(INT8_ACTIVATIONS, _FLAGS, _BYTES):
+        named = f"int8_linear({activation}, gated={gated}, {cpu})"
+        with compiling_for(_BYTES[cpu]):
+            yield named, write_int8_linear(activation, gated, "vnni=True" in cpu)
     for flags in product(_FLAGS, repeat=4):
         yield "row_norm(rms={}, add={}, weight={}, bias={})".format(*flags), write_norm(*flags)
     yield "rotary()", write_rotate()
@@ -99,8 +105,9 @@ def modules() -> Iterator[tuple[str, str]]:
     yield "dense_scan.keys()", write_keys()
     yield "dense_scan.hits()", write_hits()
     yield "dense_scan.products()", write_products()
-    for vnni in _FLAGS:
-        yield f"dense_scan(vnni={vnni})", write_scan(vnni)
+    for cpu, target in _BYTES.items():
+        with compiling_for(target):
+            yield f"dense_scan({cpu})", write_scan("vnni=True" in cpu)
 
 
 def _ragged_attention() -> Iterator[tuple[str, str]]:
@@ -118,9 +125,10 @@ def _ragged_attention() -> Iterator[tuple[str, str]]:
 
 
 def _residual_maxsim() -> Iterator[tuple[str, str]]:
-    for vnni, permutes in ((False, False), (True, False), (True, True)):
-        cpu = f"vnni={vnni}, permutes={permutes}"
-        with compiling_for(Target(frozenset({"avx512vbmi"} if permutes else ()))):
+    cpus = {f"{cpu}, permutes=False": target for cpu, target in _BYTES.items()}
+    for cpu, target in (cpus | {"vnni=True, permutes=True": Target(frozenset({"avx512vbmi"}))}).items():
+        vnni = "vnni=True" in cpu
+        with compiling_for(target):
             for dim, vectors in product((4, 48, 128), (1, 2)):
                 plan = residual.Plan(dim, vectors, vnni)
                 name = f"{dim}, {vectors}, {cpu}"
@@ -151,16 +159,19 @@ def _sparse_search() -> Iterator[tuple[str, str]]:
 def _dense_search() -> Iterator[tuple[str, str]]:
     for back in _FLAGS:
         yield f"dense_search.rotate_rows(back={back})", write_rotation(back)
-    cpus = [(False, shuffle) for shuffle in (*SHUFFLES.values(), ("", 0))]
-    for vnni, shuffle in [(True, SHUFFLES["avx512bw"]), *cpus]:
-        for nbits, keep in product((1, 2, 4), ("none", "int8", "float16", "float32")):
-            for width in (64, 1088):
-                plan = DensePlan(width, nbits, keep, vnni, shuffle)
-                look_up = shuffle[0] or "no shuffle"
-                name = f"{width}, nbits={nbits}, keep={keep}, vnni={vnni}, {look_up}"
-                yield f"dense_search({name})", write_dense_search(plan)
-                yield f"dense_search.candidates({name})", write_candidates(plan)
-                yield f"dense_search.rank_places({name})", write_places(plan)
+    cpus = [("vnni=True", SHUFFLES["avx512bw"]), ("vnni=False", ("", 0))]
+    for feature, shuffle in SHUFFLES.items():
+        cpus.append(("vnni=False, avx2" if feature.startswith("avx") else "vnni=False", shuffle))
+    for cpu, shuffle in cpus:
+        with compiling_for(_BYTES[cpu]):
+            for nbits, keep in product((1, 2, 4), ("none", "int8", "float16", "float32")):
+                for width in (64, 1088):
+                    plan = DensePlan(width, nbits, keep, "vnni=True" in cpu, shuffle)
+                    look_up = shuffle[0] or "no shuffle"
+                    name = f"{width}, nbits={nbits}, keep={keep}, {cpu}, {look_up}"
+                    yield f"dense_search({name})", write_dense_search(plan)
+                    yield f"dense_search.candidates({name})", write_candidates(plan)
+                    yield f"dense_search.rank_places({name})", write_places(plan)
 
 
 def main(folder: str = "") -> None:

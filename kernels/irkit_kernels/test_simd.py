@@ -1,0 +1,35 @@
+"""Arithmetic on vectors, as every CPU computes it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from irkit_kernels._jit import Target, compiling_for, cpu_features
+from irkit_kernels._simd import dot_bytes
+from irkit_kernels._typed import Function
+from irkit_kernels.test_typed import runs
+
+CPUS = {"this CPU": None, "any": Target(frozenset({"sse2"}))}
+if "avx2" in cpu_features():
+    CPUS |= {"avx2": Target(frozenset({"avx2"}), "haswell"), "any": Target(frozenset({"sse2"}), "x86-64")}
+
+
+@pytest.mark.parametrize("cpu", CPUS)
+def test_dot_bytes(cpu: str) -> None:
+    """All bytes of one side meet the extremes of the other."""
+    numbers = np.random.default_rng(0)
+    unsigned = numbers.choice([0, 1, 127, 128, 255], (512, 64)).astype(np.uint8)
+    signed = numbers.choice([-128, -127, -1, 0, 127], (512, 64)).astype(np.int8)
+    unsigned[:4], signed[:256] = np.arange(256, dtype=np.uint8).reshape(4, 64), -128
+    unsigned[256:], signed[-4:] = 255, np.arange(-128, 128).astype(np.int8).reshape(4, 64)
+    totals = numbers.integers(-(2**20), 2**20, (512, 16)).astype(np.int32)
+    products = unsigned.astype(np.int32) * signed.astype(np.int32)
+    expected = totals + products.reshape(512, 16, 4).sum(2, dtype=np.int32)
+    with compiling_for(CPUS[cpu]):
+        x = Function("dot_test", public=True, align=1, a="i32*", b="i32*", totals="i32*")
+        a, b, sums = (parameter.vectors(16) for parameter in x.parameters)
+        with x.range(0, 512 * 16, 16) as loop:
+            sums[loop.i] = dot_bytes(sums[loop.i], a[loop.i], b[loop.i], vnni=False)
+        runs(x, unsigned, signed, totals)
+    np.testing.assert_array_equal(totals, expected)
