@@ -33,11 +33,16 @@ def _multiply_add_pairs(a: Value, b: Value) -> Value:
     if "avx2" not in cpu_features():
         products = (a * b).cast(vector(lanes, "i32"))
         return (products << 16).shift_signed(16) + products.shift_signed(16)
-    sums = []
-    for start in (0, lanes):
-        first, second = (code.shuffle(x, None, range(start, start + lanes)) for x in (a, b))
-        sums.append(code.call("llvm.x86.avx2.pmadd.wd", first, second, kind=vector(lanes // 2, "i32")))
-    return code.shuffle(*sums, range(lanes))
+    low, high = (
+        code.call(
+            "llvm.x86.avx2.pmadd.wd",
+            code.shuffle(a, None, range(start, start + lanes)),
+            code.shuffle(b, None, range(start, start + lanes)),
+            kind=vector(lanes // 2, "i32"),
+        )
+        for start in (0, lanes)
+    )
+    return code.shuffle(low, high, range(lanes))
 
 
 def multiply_add_words(total: Value, a: Value, b: Value, *, bfloat16: bool) -> Value:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, NoReturn, Protocol
 
@@ -35,6 +36,8 @@ class Writer(Protocol):
     def typed(self, spec: Any, name: str) -> Any: ...
 
     def constant(self, kind: str, value: float) -> Value: ...
+
+    def shuffle(self, a: Value, b: Value | int | None, lanes: Sequence[int]) -> Value: ...
 
     def call(self, name: str, *given: Any, kind: str = "", flags: str = "") -> Value: ...
 
