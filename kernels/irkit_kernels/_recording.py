@@ -40,6 +40,7 @@ _SYNCHRONISING = {  # the host reads a value or the number of results, so it wai
 _CPU_REPLACEMENTS = {  # for operations that torch has on CUDA alone
     aten._flash_attention_forward: flash_forward,
     aten._flash_attention_backward: flash_backward,
+    aten.mm.dtype: lambda a, b, dtype: a.to(dtype) @ b.to(dtype),
 }
 _PACKAGES = ("/irkit/", "/irkit_kernels/")
 
@@ -191,7 +192,8 @@ class _Operations(TorchDispatchMode):
         if kwargs.get("device") is not None:
             kwargs["device"] = torch.device("cpu")
         cpu_args, cpu_kwargs = tree_map(_unwrap, (args, kwargs))
-        result = _CPU_REPLACEMENTS.get(packet, func)(*cpu_args, **cpu_kwargs)
+        run = _CPU_REPLACEMENTS.get(packet, _CPU_REPLACEMENTS.get(func, func))
+        result = run(*cpu_args, **cpu_kwargs)
 
         # wrap the results that are on the device
         if packet is aten._to_copy and not to_device:

@@ -11,6 +11,7 @@ from irkit_kernels._recording import Record, recording
 from irkit_kernels.maxsim import maxsim
 from irkit_kernels.ragged_pool import ragged_pool
 from irkit_kernels.splade_pool import splade_pool
+from irkit_kernels.splade_pool.reference import pool_backward, pool_forward
 
 
 def step(values: Tensor, offsets: Tensor, weight: Tensor) -> Tensor:
@@ -97,3 +98,20 @@ def test_what_does_not_wait(call: str) -> None:
 def test_tensors_of_two_devices_do_not_meet() -> None:
     with pytest.raises(RuntimeError, match="of the device and of the CPU"):
         recorded("x + cpu")
+
+
+def test_gradients_of_sums_do_not_lose_the_sign_of_a_logit():
+    generator = torch.Generator().manual_seed(1)
+    values = [
+        torch.randn(shape, generator=generator).bfloat16() for shape in ((300, 128), (400, 128), (400,))
+    ]
+    ends, grad = torch.tensor([0, 100, 300], dtype=torch.int32), torch.randn(2, 400, generator=generator)
+    doubles = values[0].double(), ends, values[1].double(), values[2].double(), "log1p_relu", "sum"
+    exact = pool_backward(grad.double(), *doubles[:4], *pool_forward(*doubles), *doubles[4:])
+    with recording() as record:
+        hidden, weight, bias = (x.to(record.device).requires_grad_() for x in values)
+        weights = splade_pool(hidden, ends.to(record.device), weight, bias, pooling="sum")
+        found = torch.autograd.grad(weights, (hidden, weight, bias), grad.to(record.device))
+        found = [x.cpu() for x in found]
+    for mine, true in zip(found, exact, strict=True):
+        assert (mine.double() - true).norm() < 0.005 * true.norm()  # bfloat16 rounds by up to 0.004

@@ -66,14 +66,19 @@ def sum_backward(
     d_bias = torch.empty_like(weight[:, 0] if bias is None else bias)
     for terms in tiles_of(len(weight), len(x)):
         w = weight[terms].to(hidden.dtype).to(dtype)
-        logits = F.linear(x, w).float()
+        logits = _product(x, w.T)
         if bias is not None:
             logits += bias[terms]
         by_logit = slope(activate(logits, activation), activation).mul_(grad[rows, terms])
         d_bias[terms] = by_logit.sum(0)
-        d_hidden += by_logit.to(dtype) @ w
-        d_weight[terms] = by_logit.to(dtype).T @ x
+        d_hidden += _product(by_logit.to(dtype), w)
+        d_weight[terms] = _product(by_logit.to(dtype).T, x)
     return d_hidden.to(hidden.dtype), d_weight, d_bias
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """Multiply matrices; return float32: a logit rounded before the bias is added could change its sign."""
+    return a @ b if a.dtype == torch.float32 else torch.mm(a, b, out_dtype=torch.float32)
 
 
 def sparse_rows(
