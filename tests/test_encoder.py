@@ -62,7 +62,6 @@ FAMILIES = {
         **SIZES,
     ),
     "nomic_bert": transformers.NomicBertConfig(vocab_size=99, **SIZES),
-    "gte": transformers.GteConfig(vocab_size=99, **SIZES, **NO_DROPOUT),
     "mpnet": transformers.MPNetConfig(vocab_size=99, max_position_embeddings=66, **SIZES),
     "llama": transformers.LlamaConfig(**GROUPED),
     "llama-biased": transformers.LlamaConfig(
@@ -116,6 +115,8 @@ FAMILIES = {
     "t5": transformers.T5Config(**T5),
     "mt5": transformers.MT5Config(**T5),
 }
+if hasattr(transformers, "GteConfig"):  # 5.17 has none
+    FAMILIES["gte"] = transformers.GteConfig(vocab_size=99, **SIZES, **NO_DROPOUT)
 OFFSET = ("roberta", "xlm-roberta", "mpnet")  # whose positions follow from the ids
 LENGTHS = [1, 64, 17, 2, 33, 17, 9]
 

@@ -134,7 +134,7 @@ def test_error_is_at_most_twice_that_of_torch(dtype, window):
     results.append([naive, *torch.autograd.grad(naive, values, grad)])
     for truth, mine, theirs in zip(*results, strict=True):
         errors = [(x.double() - truth).square().mean().sqrt() for x in (mine, theirs)]
-        assert errors[0] <= 2 * errors[1]
+        assert errors[0] <= 2 * errors[1] + 1e-15  # float64 may be exact there
 
 
 @needs_no_gpu
