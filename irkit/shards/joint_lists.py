@@ -179,7 +179,7 @@ def list_answer(
             break
         wide = own._replace(candidates=2 * found.rows.shape[1])
         found = part.candidates(queries, wide, keep)
-    if own.candidates < effort.candidates:
+    if own.candidates < min(effort.candidates, covered):  # or nothing is left out
         full = (found.rows >= 0).all(1)
         floors[full] = found.rough[full].min(1)
     scores = np.full(found.rows.shape, np.nan, np.float32)
