@@ -94,6 +94,35 @@ def test_no_layer_of_a_family_waits(model_type: str, backend: str, record_dispat
     assert seen[0][0] == 0
 
 
+FUSED = {  # what runs in kernels without gradients, by family
+    "bert": {"row_norm"},
+    "modernbert": {"row_norm", "rotary", "gated_product"},
+    "nomic_bert": {"row_norm", "rotary", "gated_product"},
+    "qwen3": {"row_norm", "rotary", "gated_product"},
+    "gemma3_text": {"row_norm", "rotary", "gated_product"},
+    "tite": {"row_norm", "rotary", "ragged_pool"},
+}
+
+
+@pytest.mark.parametrize("model_type", FUSED)
+def test_kernels_give_the_hidden_states_of_the_cpu(model_type: str, record_dispatch: Any) -> None:
+    settings = {"tite": _tite("intra"), "bert": BERT, "modernbert": MODERNBERT}.get(model_type)
+    settings = settings or {"model_type": model_type, **FAMILIES[model_type]}
+    settings |= {"num_hidden_layers": 3, "layer_types": None}
+    if model_type != "tite":
+        settings = transformers.AutoConfig.for_model(**settings).to_dict()
+    encoder = Encoder(settings).eval()
+    tokens = batch()
+    with torch.inference_mode():
+        expected = encoder(tokens).values
+        encoder.to(record_dispatch.device)
+        record_dispatch.clear()
+        found = encoder(tokens.to(record_dispatch.device)).values.cpu()
+    ran = {name.removeprefix("triton:") for name in record_dispatch.operations if name.startswith("triton:")}
+    assert ran == FUSED[model_type]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("location", ["pre", "intra", "post"])
 @pytest.mark.parametrize("backend", ["eager", "sdpa", "flash"])
 def test_layers_that_pool_wait_for_nothing(location: str, backend: str, record_dispatch: Any) -> None:

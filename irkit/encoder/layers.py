@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from irkit_kernels.gated_product import fits_gated_product, gated_product
 from irkit_kernels.ragged_pool import pooled_lengths, ragged_pool
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -336,7 +337,11 @@ class Layer(nn.Module):
                 for i, (weight, bias) in enumerate(zip(weights, biases, strict=True))
             )
             return active.mul_(gate)
-        x, gate = apply_linear(self.up, x).chunk(2, dim=-1)
+        x = apply_linear(self.up, x)
+        alone = not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        if alone and fits_gated_product(x, act):
+            return gated_product(x, act, last)
+        x, gate = x.chunk(2, dim=-1)
         return ACTIVATIONS[act](gate) * x if last else ACTIVATIONS[act](x) * gate
 
 

@@ -1,4 +1,4 @@
-"""LayerNorm and RMSNorm of hidden states, and residual sums: one pass over memory in inference on a CPU."""
+"""LayerNorm and RMSNorm of hidden states, and residual sums: one pass over memory in inference."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def add_norm(x: Tensor, fresh: Tensor, norm: nn.Module, *, keep_sum: bool = Fals
     if (
         not isinstance(norm, nn.LayerNorm | RMSNorm)
         or is_hooked(norm)
-        or x.shape != fresh.shape
+        or (x.shape, x.dtype) != (fresh.shape, fresh.dtype)
         or not (_in_kernel(x, norm) and _in_kernel(fresh, norm))
     ):
         x = plus(x, fresh)
@@ -74,10 +74,10 @@ def add_norm(x: Tensor, fresh: Tensor, norm: nn.Module, *, keep_sum: bool = Fals
 
 
 def _in_kernel(x: Tensor, norm: nn.LayerNorm | nn.RMSNorm) -> bool:
-    """Tell whether `row_norm` can run: no gradients, no compilation, float32 hidden states and weights."""
+    """Tell whether `row_norm` can run: no gradients, no compilation, float32 unless on CUDA."""
     return (
         fits_row_norm(x)
-        and norm.weight.dtype == torch.float32
+        and (x.is_cuda or norm.weight.dtype == torch.float32)
         and not torch.is_grad_enabled()
         and not torch.compiler.is_compiling()
     )

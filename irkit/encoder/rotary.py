@@ -102,12 +102,15 @@ def rotate(x: Tensor, table: tuple[Tensor, Tensor], interleaved: bool) -> Tensor
     """Rotate pairs of ``x (total, heads, head_dim)`` by the angles of `rotary_table`.
 
     With ``interleaved`` a pair is two neighbouring numbers; otherwise it is a number of the first half of a
-    head and the same number of the second half. Without gradients on a CPU, allocating memory would cost
-    as much as the rotation. So neighbouring pairs are then rotated in ``x`` itself, and a kernel rotates
-    halves of heads in float32.
+    head and the same number of the second half. Without gradients a kernel rotates in one pass, in float32.
+    On a CPU it rotates halves of heads only. Allocating memory would cost as much there as the rotation, so
+    neighbouring pairs are rotated in ``x`` itself.
     """
     cos, sin = table
-    in_place = x.is_cpu and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    alone = not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    if alone and x.is_cuda and fits_rotary(x, interleaved):
+        return rotary(x, cos, sin, interleaved)
+    in_place = alone and x.is_cpu
     if interleaved:  # a pair is a complex number; their product is one pass, in float32 whatever the dtype
         kind, turn = torch.promote_types(x.dtype, cos.dtype), torch.complex(cos, sin)
         if not in_place:

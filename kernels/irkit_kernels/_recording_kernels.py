@@ -34,9 +34,12 @@ def stand_ins() -> dict[str, tuple[Any, str, Callable[..., None]]]:
         tensors that replaces the kernel.
     """
     from ._products import triton_kernel as products
+    from .gated_product import triton_kernel as gated_product
     from .maxsim import triton_kernel as maxsim
     from .ragged_pool import triton_kernel as ragged_pool
     from .residual_maxsim import triton_kernel as residual_maxsim
+    from .rotary import triton_kernel as rotary
+    from .row_norm import triton_kernel as row_norm
     from .splade_pool import triton_kernel as splade_pool
 
     return {
@@ -46,6 +49,9 @@ def stand_ins() -> dict[str, tuple[Any, str, Callable[..., None]]]:
         "products": (products, "gather_sum", _gather_sum),
         "residual_maxsim": (residual_maxsim, "score", _residual_maxsim),
         "residual_probe": (residual_maxsim, "visit", _residual_probe),
+        "gated_product": (gated_product, "gate", _gated_product),
+        "rotary": (rotary, "rotate_heads", _rotary),
+        "row_norm": (row_norm, "normalize_rows", _row_norm),
     }
 
 
@@ -99,6 +105,32 @@ def _splade_pool(*tensors: Any, **options: Any) -> None:
     out.copy_(weights)
     if options["WITH_ARGMAX"]:
         argmax.copy_(positions)
+
+
+def _gated_product(x: Tensor, out: Tensor, **options: Any) -> None:
+    from .gated_product.reference import gated_product_reference
+
+    out.copy_(gated_product_reference(x.float(), options["ACTIVATION"], options["GATE_LAST"]))
+
+
+def _rotary(
+    x: Tensor, cos: Tensor, sin: Tensor, out: Tensor, tokens: int, stride: int, heads: int, **options: Any
+) -> None:
+    from .rotary.reference import rotary_reference
+
+    out.copy_(rotary_reference(x.float(), cos, sin, options["INTERLEAVED"]))
+
+
+def _row_norm(*arguments: Any, **options: Any) -> None:
+    from .row_norm.reference import row_norm_reference
+
+    x, weight, bias, added, out, _, _, _, eps, offset = arguments
+    if options["WITH_ADDED"]:
+        x = x + added
+        if options["KEEP_SUM"]:
+            added.copy_(x)
+    parts = weight if options["WITH_WEIGHT"] else None, bias if options["WITH_BIAS"] else None
+    out.copy_(row_norm_reference(x, *parts, eps=eps, rms=options["RMS"], offset=offset))
 
 
 def _residual_maxsim(*tensors: Any, **options: Any) -> None:

@@ -8,7 +8,8 @@ from torch import Tensor
 __all__ = ["rotary_reference"]
 
 
-def rotary_reference(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotary_reference(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
     """See `rotary`; any width of heads that is even, and any type."""
-    a, b = x.chunk(2, dim=-1)
-    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
+    a, b = (x[..., ::2], x[..., 1::2]) if interleaved else x.chunk(2, dim=-1)
+    parts = [a * cos - b * sin, b * cos + a * sin]
+    return torch.stack(parts, dim=-1).flatten(-2) if interleaved else torch.cat(parts, dim=-1)

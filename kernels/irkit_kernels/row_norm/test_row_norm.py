@@ -81,7 +81,7 @@ def test_errors():
     x, weight = torch.randn(2, 8), torch.randn(8)
     with pytest.raises(TypeError, match=r"float32, torch\.float64; expected float32"):
         row_norm(x, weight.double(), eps=1e-6)
-    with pytest.raises(ValueError, match="another device"):
+    with pytest.raises(ValueError, match="one CPU or CUDA device"):
         row_norm(x, weight.to("meta"), eps=1e-6)
     for wrong in (x.T, torch.randn(8), torch.randn(2, 0), torch.randn(2, 3, 8)[:, ::2]):
         assert not fits_row_norm(wrong)
