@@ -21,11 +21,13 @@ class Compiled(NamedTuple):
         cubin: An ELF file.
         shared: Bytes of shared memory per program.
         stack: Bytes of local memory per thread: values that do not fit the registers (spills).
+        ptx: The code before NVIDIA's assembler, in text.
     """
 
     cubin: bytes
     shared: int
     stack: int
+    ptx: str
 
 
 def compile_cubin(kernel: Any, arguments: Mapping[str, Any], capability: int) -> Compiled:
@@ -58,7 +60,8 @@ def compile_cubin(kernel: Any, arguments: Mapping[str, Any], capability: int) ->
     target = GPUTarget("cuda", capability, 32)
     compiled = triton.compile(ASTSource(kernel, signature, values, aligned), target=target, options=options)
     cubin: bytes = compiled.asm["cubin"]
-    return Compiled(cubin, compiled.metadata.shared, _stack(cubin, Path(triton.__file__).parent))
+    stack = _stack(cubin, Path(triton.__file__).parent)
+    return Compiled(cubin, compiled.metadata.shared, stack, compiled.asm["ptx"])
 
 
 def _stack(cubin: bytes, triton: Path) -> int:

@@ -45,6 +45,8 @@ def stand_ins() -> dict[str, tuple[Any, str, Callable[..., None]]]:
     return {
         "ragged_pool": (ragged_pool, "fill", _ragged_pool),
         "maxsim": (maxsim, "score", _maxsim),
+        "maxsim_query_gradients": (maxsim, "query_gradients", _query_gradients),
+        "maxsim_document_gradients": (maxsim, "document_gradients", _document_gradients),
         "splade_pool": (splade_pool, "pool", _splade_pool),
         "products": (products, "gather_sum", _gather_sum),
         "residual_maxsim": (residual_maxsim, "score", _residual_maxsim),
@@ -74,6 +76,20 @@ def _maxsim(*tensors: Any, **options: Any) -> None:
     out.copy_(scores)
     if options["WITH_ARGMAX"]:
         argmax.copy_(positions)
+
+
+def _query_gradients(*tensors: Any, **_: Any) -> None:
+    out, query_of, grad, offsets, documents, argmax, n_q, *_ = tensors
+    query_of.copy_(torch.repeat_interleave(torch.arange(n_q), offsets.diff()))
+    weights = grad.T[:, query_of] * (argmax >= 0)
+    out.copy_((weights[..., None] * documents[argmax].float()).sum(0) if len(documents) else torch.zeros(()))
+
+
+def _document_gradients(*tensors: Any, **_: Any) -> None:
+    out, query_of, grad, queries, _, argmax, *_ = tensors
+    document, token = (argmax >= 0).nonzero(as_tuple=True)
+    products = grad[query_of[token].long(), document][:, None] * queries[token].float()
+    out.copy_(torch.zeros(out.shape).index_add_(0, argmax[document, token].long(), products))
 
 
 def _gather_sum(*tensors: Any, **options: Any) -> None:

@@ -115,15 +115,15 @@ class Launches:
         return launch
 
     def compiled(self, config: Any, capability: int) -> Compiled:
-        """Compile the last launch with one of the tuner's configurations."""
-        launch = self.recorded[-1]
-        constants = {p.name for p in self.kernel.fn.params if p.is_constexpr}
-        arguments = {name: value if name in constants else _type(value) for name, value in launch.items()}
-        return compile_cubin(self.kernel, arguments | config.all_kwargs(), capability)
+        """Compile the last launch with one of the tuner's configurations, or None for a kernel without."""
+        launch, tuned = self.recorded[-1], config is not None
+        types = {p.name for p in (self.kernel.fn if tuned else self.kernel).params if not p.is_constexpr}
+        arguments = {name: _type(value) if name in types else value for name, value in launch.items()}
+        return compile_cubin(self.kernel, arguments | (config.all_kwargs() if tuned else {}), capability)
 
 
 def _type(value: Any) -> Any:
-    """Return Triton's type of an argument; options of the launch are returned as they are."""
+    """Return Triton's type of an argument."""
     if not isinstance(value, torch.Tensor):
         return "i32" if type(value) is int and value != 1 else value
     name = str(value.dtype).removeprefix("torch.").replace("bfloat", "bf").replace("float", "fp")

@@ -115,6 +115,24 @@ def test_the_largest_blocks_fit_the_gpu(case, monkeypatch):
     check_sizes(case, 90, slice(-1, None), monkeypatch)
 
 
+@pytest.mark.parametrize("dtype", [HALF, torch.float16, FULL])
+@pytest.mark.parametrize("capability", LARGEST)
+def test_gradients_of_maxsim_fit_the_gpu(capability, dtype, monkeypatch):
+    _, _, (queries, documents, _, _) = maxsim(dtype, 128, 32)
+    module = kernel_of("maxsim")
+    kernels = [Launches(getattr(module, name)) for name in ("query_gradients", "document_gradients")]
+    for kernel in kernels:
+        monkeypatch.setattr(module, kernel.kernel.__name__, kernel)
+    module.backward(torch.zeros(2, 3), queries, documents, torch.zeros(3, 64, dtype=torch.int32))
+    for kernel in kernels:
+        assert len(kernel.recorded) == 1
+        compiled = kernel.compiled(None, capability)
+        assert compiled.shared <= LARGEST[capability]
+        assert compiled.stack == 0  # no spills
+    if capability == 90 and dtype != FULL:
+        assert "wgmma" in compiled.ptx
+
+
 def check_sizes(case: str, capability: int, which: slice, monkeypatch: pytest.MonkeyPatch) -> None:
     name, attribute, arguments = CASES[case]()
     module = kernel_of(name)

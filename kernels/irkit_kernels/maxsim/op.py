@@ -136,8 +136,12 @@ def maxsim_stored(
 def _scores(queries: Tokens, documents: Tokens, pairs: Tensor | None, maxima: int | None = None) -> Tensor:
     _check_kinds(queries, documents, pairs)
     differentiable = queries.values.requires_grad or documents.values.requires_grad
-    if (differentiable and torch.is_grad_enabled()) or torch.compiler.is_compiling():
-        scores: Tensor = torch.ops.irkit.maxsim(*queries, *documents, pairs, maxima)[0]
+    if torch.compiler.is_compiling():
+        compiled: Tensor = torch.ops.irkit.maxsim(*queries, *documents, pairs, maxima)[0]
+        return compiled
+    if differentiable and torch.is_grad_enabled():
+        arguments = (queries.values, queries.offsets, documents.values, documents.offsets, pairs, maxima)
+        scores: Tensor = _MaxSim.apply(*arguments)  # type: ignore[no-untyped-call]
         return scores
     return _run(queries, documents, pairs, with_argmax=False)[0]
 
@@ -171,10 +175,10 @@ def _backward(
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of queries and documents; each maximum is one inner product of two tokens."""
     if queries.is_cuda and pairs is None:
-        from .._products.triton_kernel import grid_gradients
+        from . import triton_kernel
 
-        grads = _grads_of_maxima(grad, query_offsets, len(queries))
-        return grid_gradients(queries, documents, document_offsets, argmax, grads)
+        sides = Tokens(queries, query_offsets), Tokens(documents, document_offsets)
+        return triton_kernel.backward(grad, *sides, argmax)
     entries = _entries(grad, query_offsets, len(queries), pairs, argmax)
     return product_gradients(queries, documents, *entries)
 
@@ -191,7 +195,9 @@ def _entries(
     device = grad.device
     if pairs is None:
         tokens = torch.arange(total, dtype=torch.int32, device=device).repeat(argmax.shape[0])
-        return tokens, argmax.flatten(), _grads_of_maxima(grad, query_offsets, total).view(-1)
+        queries = torch.arange(len(query_offsets) - 1, device=device)
+        rows = torch.repeat_interleave(queries, query_offsets.diff(), output_size=total)
+        return tokens, argmax.flatten(), grad.float().T[:, rows].flatten()
     lengths = query_offsets.diff()
     query, counts = pairs[:, 0], lengths[pairs[:, 0]]
     jobs = torch.repeat_interleave(
@@ -200,13 +206,6 @@ def _entries(
     shift = query_offsets[query] - (counts.cumsum(0) - counts)  # from index of the maximum to query token
     tokens = torch.arange(argmax.shape[0], device=device) + shift[jobs]
     return tokens.int(), argmax, grad.float()[jobs]
-
-
-def _grads_of_maxima(grad: Tensor, query_offsets: Tensor, total: int) -> Tensor:
-    """Return ``(n_d, total_q)``: per maximum, the gradient of the score that it is part of."""
-    queries = torch.arange(len(query_offsets) - 1, device=grad.device)
-    rows = torch.repeat_interleave(queries, query_offsets.diff(), output_size=total)
-    return grad.float().T[:, rows].contiguous()
 
 
 def _check_kinds(queries: Tokens, documents: Tokens, pairs: Tensor | None, stored: bool = False) -> None:
@@ -315,3 +314,28 @@ def _gradients(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
 
 
 torch.library.register_autograd("irkit::maxsim", _gradients, setup_context=_save)
+
+
+class _MaxSim(torch.autograd.Function):
+    """``irkit::maxsim`` with its gradients, without the operator, which costs more time than the launches."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        queries: Tensor,
+        query_offsets: Tensor,
+        documents: Tensor,
+        document_offsets: Tensor,
+        pairs: Tensor | None,
+        maxima: int | None,
+    ) -> Tensor:
+        sides = Tokens(queries, query_offsets), Tokens(documents, document_offsets)
+        scores, argmax = _run(*sides, pairs, with_argmax=True, maxima=maxima)
+        ctx.save_for_backward(queries, query_offsets, documents, document_offsets, pairs, argmax)
+        return scores
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        d_queries, d_documents = _backward(grad, *ctx.saved_tensors)
+        return d_queries, None, d_documents, None, None, None

@@ -50,7 +50,7 @@ def problems(draw, dtypes=DTYPES):
 @settings(deadline=None, max_examples=8 if INTERPRETED else 15)
 @given(problems())
 def test_whole_numbers_are_exact(problem):
-    from irkit_kernels._products.triton_kernel import grid_gradients, product_gradients
+    from irkit_kernels._products.triton_kernel import product_gradients
     from irkit_kernels.maxsim import triton_kernel
 
     queries, documents, pairs, generator = problem
@@ -66,8 +66,7 @@ def test_whole_numbers_are_exact(problem):
     entries = op._entries(grad.to(DEVICE), queries.offsets.to(DEVICE), len(queries.values), moved, rows)
     results = [product_gradients(*ours, *entries)]
     if pairs is None:
-        grads = op._grads_of_maxima(grad.to(DEVICE), queries.offsets.to(DEVICE), len(queries.values))
-        results.append(grid_gradients(*ours, documents.offsets.to(DEVICE), rows, grads))
+        results.append(triton_kernel.backward(grad.to(DEVICE), move(queries), move(documents), rows))
     for gradients in results:
         for mine, theirs in zip(gradients, expected, strict=True):
             assert torch.equal(mine.cpu(), theirs)
@@ -109,6 +108,29 @@ def test_nan_is_seen_where_it_is():
     assert scores.isnan().tolist() == [[True, True], [True, False]]
     assert argmax[0].min() >= 0
     assert argmax[0].max() < 9  # never out of the document
+
+
+MANY = [0, 5, 32, 0, 0, 40, 1, 33, 64, 7, 0]  # tokens of queries: more than 128, with gaps
+
+
+@on_device
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gradients_of_many_queries(dtype):
+    from irkit_kernels.maxsim import triton_kernel
+
+    generator = torch.Generator().manual_seed(3)
+    queries, documents = (tokens(x, 20, dtype, generator) for x in (MANY, [0, 70, 0, 1, 150, 0]))
+    scores, argmax = maxsim_forward(queries, documents, None)
+    # gradients with more bits than float16 and bfloat16 have; sums of few of them are exact in float32
+    grad = torch.randint(-999, 1000, scores.shape, generator=generator) / 1024
+    grad[0] = torch.inf  # of a query without tokens
+    expected = maxsim_backward(grad.double(), queries, documents, None, argmax)
+    moved = grad.to(DEVICE).T.contiguous().T  # any strides
+    sides = move(queries), move(documents)
+    first, again = (triton_kernel.backward(moved, *sides, argmax.to(DEVICE)) for _ in range(2))
+    for mine, repeated, theirs in zip(first, again, expected, strict=True):
+        assert torch.equal(mine.cpu(), theirs)
+        assert torch.equal(mine, repeated)
 
 
 @needs_no_gpu
