@@ -37,6 +37,7 @@ PARTS = {  # seconds of each, the most telling first; what one leaves over goes 
     "ModernBERT-base": 30,
     "MiniLM-L6": 20,
     "tite": 50,
+    "training": 60,
     "tests": SECONDS,
 }
 OURS = ("irkit", "irkit_kernels", "benchmarks")
@@ -194,6 +195,10 @@ def rows_of(part: str) -> Iterator[Row]:
             rows.append(row)
             yield {name: value for name, value in row.items() if name != "seconds"}
         yield from [*tite.bars(rows, device.name), *tite.table(rows)]
+    elif part == "training":
+        from benchmarks.gpu_training import measure_training
+
+        yield from measure_training(device)
     elif part in ("texts", "MiniLM-L6", "BERT-base", "ModernBERT-base"):
         from benchmarks.gpu_encoders import measure_encoder, measure_texts
 

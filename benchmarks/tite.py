@@ -45,7 +45,7 @@ TEXTS = {"cpu": 2048, "cuda": 16_384}  # that are sorted by length together
 TOKENS = {"cpu": 2048, "cuda": 131_072}  # of a batch of an encoder that pools
 SMALL = {"cpu": 2, "cuda": 1}  # every which text is in a batch of one that does not
 MIXED = {"cpu": 16, "cuda": 512}  # texts of a batch in which they are of any length
-BATCHES = {"cpu": {"passages": 2, "queries": 1}, "cuda": {"passages": 4, "queries": 1}}
+BATCHES = {"cpu": {"passages": 2, "queries": 1}, "cuda": {"passages": 2, "queries": 1}}
 ROUNDS = {"passages": 3, "queries": 2}
 PRECISIONS = {"cpu": ("float32", "bfloat16"), "cuda": ("bfloat16",)}
 

@@ -90,7 +90,8 @@ def _transformers(backends: Backends, device: str, dtype: torch.dtype, sizes: Si
     for name, config in _configs(**sizes).items():
         first = None
         for backend in single.get(name, backends["transformers"]):
-            model = AutoModel.from_config(config, attn_implementation=backend).to(device, dtype).eval()
+            with torch.device(device):  # which is also where the weights are drawn
+                model = AutoModel.from_config(config, attn_implementation=backend).to(dtype).eval()
             if first is not None:
                 model.load_state_dict(first.state_dict(), assign=True)
             first = first or model
@@ -144,7 +145,8 @@ def _encoders(device: str, dtype: torch.dtype, sizes: Sizes) -> dict[str, Encode
         with torch.device("meta"):
             encoder = Encoder(settings)
         same = [other for other in encoders.values() if _shapes(other) == _shapes(encoder)]
-        first = same[0] if same else Encoder(settings).to(device, dtype)
+        with torch.device(device):
+            first = same[0] if same else Encoder(settings).to(dtype)
         encoder.load_state_dict(first.state_dict(), assign=True)
         encoders[name] = encoder.eval()
     return encoders

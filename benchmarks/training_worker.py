@@ -78,8 +78,8 @@ class Gate(transformers.TrainerCallback):
         self.start, self.used = time.perf_counter(), time.process_time()
 
 
-def settings(steps: int, precision: str, seed: int = 42) -> dict[str, Any]:
-    """Return the arguments of either trainer; all others have their defaults."""
+def settings(steps: int, precision: str, seed: int = 42, **others: Any) -> dict[str, Any]:
+    """Return the arguments of either trainer; all not named have their defaults."""
     return {
         "output_dir": tempfile.mkdtemp(),
         "per_device_train_batch_size": BATCH,
@@ -95,6 +95,7 @@ def settings(steps: int, precision: str, seed: int = 42) -> dict[str, Any]:
         "report_to": "none",
         "disable_tqdm": True,
         "dataloader_pin_memory": False,
+        **others,
     }
 
 
@@ -108,9 +109,10 @@ def irkit_trainer(kind: str, model: str, arguments: dict[str, Any], data: list[t
     from irkit.training.training_arguments import TrainingArguments
     from irkit.training.training_data import Collator
 
-    trained = Model.from_pretrained(model, device="cpu")
+    trained = Model.from_pretrained(model, device="cpu" if arguments["use_cpu"] else "cuda")
+    batch = arguments["per_device_train_batch_size"]
     examples = [Example(query, (document,)) for query, document in data]
-    loader = torch.utils.data.DataLoader(examples, batch_size=BATCH, collate_fn=Collator(trained))
+    loader = torch.utils.data.DataLoader(examples, batch_size=batch, collate_fn=Collator(trained))
     regularizers = [Flops(**FLOPS)] if kind == "sparse" else []
     losses = [InfoNCE(temperature=TEMPERATURE[kind])]
     return Trainer(trained, TrainingArguments(**arguments), loader, losses, regularizers)
@@ -124,13 +126,14 @@ def peer_trainer(kind: str, model: str, arguments: dict[str, Any], data: list[tu
     dataset = datasets.Dataset.from_dict(columns)
     arguments = arguments | {"batch_sampler": in_order}
     scale = 1 / TEMPERATURE[kind]
+    device = "cpu" if arguments["use_cpu"] else "cuda"
     if kind == "dense":
         from sentence_transformers import SentenceTransformer as Peer
         from sentence_transformers import SentenceTransformerTrainer as PeerTrainer
         from sentence_transformers import SentenceTransformerTrainingArguments as PeerArguments
         from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
-        trained = Peer(model, device="cpu")
+        trained = Peer(model, device=device)
         loss = MultipleNegativesRankingLoss(trained, scale=scale)
     elif kind == "multi_vector":
         from sentence_transformers import MultiVectorEncoder as Peer
@@ -138,7 +141,7 @@ def peer_trainer(kind: str, model: str, arguments: dict[str, Any], data: list[tu
         from sentence_transformers import MultiVectorEncoderTrainingArguments as PeerArguments
         from sentence_transformers.multi_vector_encoder.losses import MultiVectorMultipleNegativesRankingLoss
 
-        trained = Peer(model, device="cpu")
+        trained = Peer(model, device=device)
         loss = MultiVectorMultipleNegativesRankingLoss(trained, scale=scale)
     else:
         from sentence_transformers import SparseEncoder as Peer
@@ -146,7 +149,7 @@ def peer_trainer(kind: str, model: str, arguments: dict[str, Any], data: list[tu
         from sentence_transformers import SparseEncoderTrainingArguments as PeerArguments
         from sentence_transformers.sparse_encoder.losses import SparseMultipleNegativesRankingLoss, SpladeLoss
 
-        trained = Peer(model, device="cpu")
+        trained = Peer(model, device=device)
         weights = {f"{side}_regularizer_weight": weight for side, weight in FLOPS.items()}
         loss = SpladeLoss(trained, SparseMultipleNegativesRankingLoss(trained, scale=scale), **weights)
     return PeerTrainer(trained, PeerArguments(**arguments), train_dataset=dataset, loss=loss)
