@@ -13,14 +13,14 @@ import numpy as np
 
 from benchmarks.harness import data_dir
 
-__all__ = ["DenseVectors", "generate", "passages", "read"]
+__all__ = ["SPREAD", "DenseVectors", "generate", "passages", "read"]
 
 Array = np.ndarray[Any, Any]
 
 _QUERIES = 1000
 _HITS = 10  # kept of the exact ranking
 _BLOCK = 1 << 25  # scores computed at a time
-_SPREAD = 48  # dimensions in which vectors of a cluster differ most
+SPREAD = 48  # dimensions in which vectors of a cluster differ most
 _PIECE = 300  # characters of a passage, at most, unless a sentence is longer
 _COLLECTIONS = ("scifact", "vaswani", "msmarco-dl19-pool", "msmarco-dl21-pool")
 
@@ -63,14 +63,14 @@ def generate(documents: int, dim: int, seed: int = 11) -> DenseVectors:
         return rng.standard_normal(shape, np.float32)
 
     centres = np.repeat(normal(50, dim), 40, 0) + np.float32(0.8) * normal(2000, dim)
-    directions = normal(_SPREAD, dim) / np.float32(_SPREAD**0.5)
+    directions = normal(SPREAD, dim) / np.float32(SPREAD**0.5)
     values = np.empty((documents, dim), np.float32)
     for start in range(0, documents, 8192):
         part = centres[rng.integers(0, 2000, len(values[start : start + 8192]))]
-        part += np.float32(1.1) * normal(len(part), _SPREAD) @ directions
+        part += np.float32(1.1) * normal(len(part), SPREAD) @ directions
         values[start : start + 8192] = part + np.float32(0.25) * normal(*part.shape)
     queries = values[rng.integers(0, documents, _QUERIES)]
-    queries += np.float32(0.5) * normal(_QUERIES, _SPREAD) @ directions
+    queries += np.float32(0.5) * normal(_QUERIES, SPREAD) @ directions
     queries += np.float32(0.3) * normal(_QUERIES, dim)
     return _complete(values, queries)
 

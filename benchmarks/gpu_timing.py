@@ -16,7 +16,18 @@ from torch import Tensor
 
 from benchmarks.harness import Row
 
-__all__ = ["Case", "Device", "Limits", "find_device", "measure", "measure_limits", "needs", "share"]
+__all__ = [
+    "Case",
+    "Device",
+    "Limits",
+    "ends_all",
+    "find_device",
+    "in_words",
+    "measure",
+    "measure_limits",
+    "needs",
+    "share",
+]
 
 ROUNDS, ROUND = 9, 0.05  # rounds, and seconds of a contender in each
 MOST_CALLS = 20
@@ -126,9 +137,9 @@ def measure(case: Case, device: Device) -> Iterator[Row]:
     try:
         yield from _measure(case, device)
     except Exception as error:
-        if _ends_all(error):
+        if ends_all(error):
             raise
-        yield {**case.labels, "error": _words(error)}
+        yield {**case.labels, "error": in_words(error)}
 
 
 def _measure(case: Case, device: Device) -> Iterator[Row]:
@@ -148,9 +159,9 @@ def _measure(case: Case, device: Device) -> Iterator[Row]:
             for each in inputs:  # what is made once for each input is made now
                 way(each)
         except Exception as error:
-            if _ends_all(error):
+            if ends_all(error):
                 raise
-            yield {**row, "error": _words(error)}
+            yield {**row, "error": in_words(error)}
             continue
         if not differences[name] <= TOLERANCE[case.dtype]:
             yield {**row, "error": f"differs by {differences[name]:.2g}; not timed"}
@@ -170,12 +181,13 @@ def _measure(case: Case, device: Device) -> Iterator[Row]:
         yield {**row, "MB": peak_memory(lambda way=ways[name]: way(inputs[0]), device.name)}
 
 
-def _ends_all(error: Exception) -> bool:
+def ends_all(error: BaseException) -> bool:
     """Return True if nothing works any more in this process."""
     return any(sign in str(error) for sign in ("CUDA error", "Triton Error [CUDA]"))
 
 
-def _words(error: Exception) -> str:
+def in_words(error: BaseException) -> str:
+    """Return the type of an error and the start of its message."""
     return f"{type(error).__name__}: {error!s:.200}"
 
 

@@ -12,7 +12,19 @@ import torch
 
 from benchmarks.harness import data_dir
 
-__all__ = ["TokenVectors", "exact_scores", "generate", "passages", "read"]
+__all__ = [
+    "COPIED",
+    "DRAWN",
+    "LENGTHS",
+    "OFTEN",
+    "POPULAR",
+    "PROTOTYPES",
+    "TokenVectors",
+    "exact_scores",
+    "generate",
+    "passages",
+    "read",
+]
 
 Array = np.ndarray[Any, Any]
 
@@ -20,7 +32,9 @@ _QUERIES = 1000
 _FIRST = 200  # of them: what other scripts drew
 _HITS = 100  # kept of the exact ranking
 _BLOCK = 4000  # documents scored at a time
-_PROTOTYPES, _POPULAR, _OFTEN = 16384, 300, 20.0
+LENGTHS = 40, 101  # of documents; the second is not among them
+PROTOTYPES, POPULAR, OFTEN = 16384, 300, 20.0
+COPIED, DRAWN = 12, 20  # tokens of a query: copies of those of a document, and others of its topic
 
 
 @dataclass
@@ -73,14 +87,14 @@ def generate(documents: int, keep: int, dim: int = 128) -> TokenVectors:
     """
     # prototypes, topics, and which prototypes belong to a topic
     rng = np.random.default_rng(7)
-    prototypes = _unit(rng.standard_normal((_PROTOTYPES, dim), dtype=np.float32))
+    prototypes = _unit(rng.standard_normal((PROTOTYPES, dim), dtype=np.float32))
     topics = _unit(rng.standard_normal((max(50, documents // 100), dim), dtype=np.float32))
-    popularity = 1 / (np.arange(_PROTOTYPES) + _OFTEN) ** 0.9
+    popularity = 1 / (np.arange(PROTOTYPES) + OFTEN) ** 0.9
     popularity /= popularity.sum()
-    of_topic = rng.choice(_PROTOTYPES, size=(len(topics), _POPULAR), p=popularity)
+    of_topic = rng.choice(PROTOTYPES, size=(len(topics), POPULAR), p=popularity)
 
     # length, topic and direction of each document
-    lengths = rng.integers(40, 101, documents)
+    lengths = rng.integers(*LENGTHS, documents)
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     topic = rng.integers(0, len(topics), documents)
     own = _unit(rng.standard_normal((documents, dim), dtype=np.float32))
@@ -95,7 +109,7 @@ def generate(documents: int, keep: int, dim: int = 128) -> TokenVectors:
         stop = min(documents, start + 5000)
         rows = np.repeat(np.arange(start, stop), lengths[start:stop])
         part = slice(offsets[start], offsets[stop])
-        token_ids[part] = of_topic[topic[rows], rng.integers(0, _POPULAR, len(rows))]
+        token_ids[part] = of_topic[topic[rows], rng.integers(0, POPULAR, len(rows))]
         moved = prototypes[token_ids[part]] + 0.45 * topics[topic[rows]] + 0.35 * own[rows]
         tokens[part] = _unit(moved + noise(len(rows), 0.75))
 
@@ -103,10 +117,10 @@ def generate(documents: int, keep: int, dim: int = 128) -> TokenVectors:
     queries = []
     for count in (_FIRST, _QUERIES - _FIRST):
         for row in rng.integers(0, documents, count):
-            copied = tokens[rng.integers(offsets[row], offsets[row + 1], 12)].astype(np.float32)
-            copied = copied + noise(12, 0.55)
-            drawn = prototypes[of_topic[topic[row], rng.integers(0, _POPULAR, 20)]]
-            drawn = drawn + 0.45 * topics[topic[row]] + 0.15 * own[row] + noise(20, 0.6)
+            copied = tokens[rng.integers(offsets[row], offsets[row + 1], COPIED)].astype(np.float32)
+            copied = copied + noise(COPIED, 0.55)
+            drawn = prototypes[of_topic[topic[row], rng.integers(0, POPULAR, DRAWN)]]
+            drawn = drawn + 0.45 * topics[topic[row]] + 0.15 * own[row] + noise(DRAWN, 0.6)
             queries.append(_unit(np.concatenate([copied, drawn])).astype(np.float32))
     end = offsets[keep]
     return _complete(tokens[:end], offsets[: keep + 1], token_ids[:end], queries)
