@@ -29,12 +29,12 @@ def ends(*lengths: int, dtype: torch.dtype = torch.int32) -> Tensor:
     return torch.tensor([0, *np.cumsum(lengths)], dtype=dtype)
 
 
-def maxsim(dtype: torch.dtype, d: int, query: int) -> tuple[str, str, tuple[Any, ...]]:
+def maxsim(dtype: torch.dtype, d: int, query: int, count: int = 2) -> tuple[str, str, tuple[Any, ...]]:
     from irkit_kernels.maxsim import quantize_rows
     from irkit_kernels.maxsim.reference import Tokens
 
     sides = []
-    for lengths in ((query, query), (90, 40, 131)):
+    for lengths in ([query] * count, (90, 40, 131)):
         values = randn(sum(lengths), d, dtype=torch.float32)
         rows, scales = quantize_rows(values) if dtype == torch.int8 else (values.to(dtype), None)
         sides.append(Tokens(rows, ends(*lengths), scales))
@@ -74,6 +74,8 @@ def pool(dtype: torch.dtype, transposed: bool) -> tuple[str, str, tuple[Any, ...
 HALF, FULL = torch.bfloat16, torch.float32
 CASES: dict[str, Callable[[], tuple[str, str, tuple[Any, ...]]]] = {
     "maxsim": lambda: maxsim(HALF, 128, 32),
+    "maxsim of many queries": lambda: maxsim(HALF, 128, 32, 8),
+    "maxsim int8 of many queries": lambda: maxsim(torch.int8, 128, 32, 8),
     "maxsim float32": lambda: maxsim(FULL, 128, 64),
     "maxsim wide": lambda: maxsim(HALF, 768, 64),
     "maxsim int8": lambda: maxsim(torch.int8, 128, 32),
@@ -110,7 +112,9 @@ def test_every_configuration_fits_the_gpu(case, capability, monkeypatch):
     check_sizes(case, capability, slice(None), monkeypatch)
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if "float32" in case or "long" in case])
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if any(word in case for word in ("float32", "long", "many"))]
+)
 def test_the_largest_blocks_fit_the_gpu(case, monkeypatch):
     check_sizes(case, 90, slice(-1, None), monkeypatch)
 
@@ -142,7 +146,9 @@ def check_sizes(case: str, capability: int, which: slice, monkeypatch: pytest.Mo
     for config in launches.kernel.configs[which]:
         compiled = launches.compiled(config, capability)
         assert compiled.shared <= LARGEST[capability], config
-        assert compiled.stack <= STACK, config
+        assert compiled.stack <= (0 if "many" in case else STACK), config
+        if "many" in case and capability == 90 and config.num_warps >= 4:
+            assert "wgmma" in compiled.ptx, config  # the faster products of Hopper
 
 
 @pytest.mark.gpu

@@ -94,23 +94,56 @@ def test_int8_is_exact(problem):
 
 
 @on_device
-def test_nan_is_seen_where_it_is():
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_nan_is_seen_where_it_is(dtype):
     from irkit_kernels.maxsim import triton_kernel
 
     generator = torch.Generator().manual_seed(0)
     queries, documents = (
-        tokens([3, 20], 17, torch.float32, generator),
-        tokens([9, 40], 17, torch.float32, generator),
+        tokens([3, 20, 0, 30], 17, dtype, generator),
+        tokens([9, 40, 0], 17, dtype, generator),
     )
     documents.values[:9] = torch.nan
     queries.values[1, 0] = torch.nan
     scores, argmax = triton_kernel.forward(move(queries), move(documents), None, True)
-    assert scores.isnan().tolist() == [[True, True], [True, False]]
+    assert scores.isnan().T.tolist() == [[True, True, False, True], [True, False, False, False], [False] * 4]
+    assert scores[:, 2].tolist() == [-torch.inf, -torch.inf, 0, -torch.inf]
     assert argmax[0].min() >= 0
     assert argmax[0].max() < 9  # never out of the document
 
 
 MANY = [0, 5, 32, 0, 0, 40, 1, 33, 64, 7, 0]  # tokens of queries: more than 128, with gaps
+
+
+@on_device
+@pytest.mark.parametrize("lengths", [MANY, [40] * 5, [0, 0, 130], [150, 20, 140], [1] * 40, [32] * 4, []])
+@pytest.mark.parametrize("each", [1, 2])
+def test_many_queries(lengths, each, monkeypatch):
+    """Blocks of tokens of several queries, that end within a query, have room left, or hold none at all."""
+    from irkit_kernels.maxsim import triton_kernel
+
+    monkeypatch.setattr(triton_kernel, "_PROGRAMS", 1 if each == 2 else 10**9)
+    monkeypatch.setattr(triton_kernel, "_EACH", 2)
+    generator = torch.Generator().manual_seed(4)
+    queries, documents = (tokens(x, 20, torch.float16, generator) for x in (lengths, [0, 33, 0, 1, 70]))
+    scores, argmax = maxsim_forward(queries, documents, None)
+    for with_argmax in (True, False):
+        got, rows = triton_kernel.forward(move(queries), move(documents), None, with_argmax)
+        assert torch.equal(got.cpu(), scores)
+        if with_argmax:
+            assert torch.equal(rows.cpu(), argmax)
+
+
+def test_blocks_of_queries():
+    from irkit_kernels.maxsim.triton_kernel import _groups
+
+    assert _groups(1024, 32, True) == (4, 128)  # of one length: blocks are full
+    assert _groups(1023, 32, True) == (3, 128)  # ragged
+    assert _groups(64, 2, True) == (2, 64)
+    assert _groups(100, 40, True) == (16, 128)
+    assert _groups(900, 3, True) == (1, 128)
+    assert _groups(32, 1, True) == _groups(1024, 32, False) == (1, 32)
+    assert _groups(0, 0, True) == (1, 16)
 
 
 @on_device
@@ -181,6 +214,7 @@ def test_compiles_for_gpus(capability, dtype):
     arguments = dict.fromkeys(("queries", "documents"), f"*{dtype}") | dict.fromkeys(names, "*i32")
     arguments |= dict.fromkeys(("query_scales", "document_scales", "out"), "*fp32")
     arguments |= {"pairs": "*i64", "argmax_offsets": "*i64", "n_q": "i32", "n_d": "i32", "size": "i32"}
+    arguments |= {"group": "i32", "each": "i32", "SLOTS": 4 if dtype == "fp16" else 1}
     arguments |= {"D": 96, "BLOCK_Q": 32, "BLOCK_D": 64, "BLOCK_K": 32 if dtype == "fp32" else 128}
     arguments |= {"PAIRED": dtype == "bf16", "WITH_ARGMAX": dtype != "i8", "QUANTIZED": dtype == "i8"}
     assert compiles(triton_kernel.score, arguments, capability)
