@@ -335,7 +335,7 @@ class _MaxSim(torch.autograd.Function):
         return scores
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         d_queries, d_documents = _backward(grad, *ctx.saved_tensors)
         return d_queries, None, d_documents, None, None, None
