@@ -39,6 +39,11 @@ def ropes(kind: str, **values: float) -> dict[str, object]:
     return {"rope_type": kind, "rope_theta": 10_000.0, **values}
 
 
+GTE = (
+    {"gte": transformers.GteConfig(vocab_size=99, **SIZES, **NO_DROPOUT)}
+    if hasattr(transformers, "GteConfig")
+    else {}  # in transformers 5.17
+)
 FAMILIES = {
     "bert": transformers.BertConfig(vocab_size=99, max_position_embeddings=64, **SIZES, **NO_DROPOUT),
     "bert-relu": transformers.BertConfig(vocab_size=99, hidden_act="relu", layer_norm_eps=1e-3, **SIZES),
@@ -62,6 +67,7 @@ FAMILIES = {
         **SIZES,
     ),
     "nomic_bert": transformers.NomicBertConfig(vocab_size=99, **SIZES),
+    **GTE,
     "mpnet": transformers.MPNetConfig(vocab_size=99, max_position_embeddings=66, **SIZES),
     "llama": transformers.LlamaConfig(**GROUPED),
     "llama-biased": transformers.LlamaConfig(
@@ -115,8 +121,6 @@ FAMILIES = {
     "t5": transformers.T5Config(**T5),
     "mt5": transformers.MT5Config(**T5),
 }
-if hasattr(transformers, "GteConfig"):  # 5.17 has none
-    FAMILIES["gte"] = transformers.GteConfig(vocab_size=99, **SIZES, **NO_DROPOUT)
 OFFSET = ("roberta", "xlm-roberta", "mpnet")  # whose positions follow from the ids
 LENGTHS = [1, 64, 17, 2, 33, 17, 9]
 
