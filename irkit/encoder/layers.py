@@ -15,6 +15,7 @@ from irkit.core.ragged import Ragged
 from irkit.encoder.attention import Backend, PositionTerms, attend, leading
 from irkit.encoder.dropout import Dropout
 from irkit.encoder.encoder_config import Activation, EncoderConfig, LayerConfig, Pooling
+from irkit.encoder.inference import is_inference
 from irkit.encoder.linear import ACTIVATIONS, apply_linear, is_plain, linear, pack_
 from irkit.encoder.norms import add_norm, make_norm, plus
 from irkit.encoder.rotary import RotaryScaling, rotary_table, rotate
@@ -338,8 +339,7 @@ class Layer(nn.Module):
             )
             return active.mul_(gate)
         x = apply_linear(self.up, x)
-        alone = not torch.is_grad_enabled() and not torch.compiler.is_compiling()
-        if alone and fits_gated_product(x, act):
+        if is_inference() and fits_gated_product(x, act):
             return gated_product(x, act, last)
         x, gate = x.chunk(2, dim=-1)
         return ACTIVATIONS[act](gate) * x if last else ACTIVATIONS[act](x) * gate

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torch.nn.modules.module import _has_any_global_hook
 
 from irkit.encoder.encoder_config import Activation
+from irkit.encoder.inference import is_inference
 
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
@@ -94,8 +95,7 @@ def _fits_onednn(x: Tensor, weight: Tensor) -> bool:
         x.is_cpu
         and len(x) >= _MIN_ROWS
         and x.dtype == weight.dtype
-        and not torch.is_grad_enabled()
-        and not torch.compiler.is_compiling()
+        and is_inference()
         and not torch.is_autocast_enabled("cpu")
         and x.dtype in _onednn_dtypes()
     )

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from irkit.encoder.encoder_config import EncoderConfig
+from irkit.encoder.inference import is_inference
 from irkit.encoder.linear import is_hooked
 
 
@@ -45,8 +46,7 @@ class RMSNorm(nn.RMSNorm):
 
 def plus(x: Tensor, fresh: Tensor) -> Tensor:
     """Return ``x + fresh``; without gradients the sum overwrites ``fresh``."""
-    alone = torch.is_grad_enabled() or torch.compiler.is_compiling() or x.dtype != fresh.dtype
-    return x + fresh if alone else fresh.add_(x)
+    return fresh.add_(x) if is_inference() and x.dtype == fresh.dtype else x + fresh
 
 
 def add_norm(x: Tensor, fresh: Tensor, norm: nn.Module, *, keep_sum: bool = False) -> tuple[Tensor, Tensor]:
@@ -75,9 +75,4 @@ def add_norm(x: Tensor, fresh: Tensor, norm: nn.Module, *, keep_sum: bool = Fals
 
 def _in_kernel(x: Tensor, norm: nn.LayerNorm | nn.RMSNorm) -> bool:
     """Tell whether `row_norm` can run: no gradients, no compilation, float32 unless on CUDA."""
-    return (
-        fits_row_norm(x)
-        and (x.is_cuda or norm.weight.dtype == torch.float32)
-        and not torch.is_grad_enabled()
-        and not torch.compiler.is_compiling()
-    )
+    return fits_row_norm(x) and (x.is_cuda or norm.weight.dtype == torch.float32) and is_inference()

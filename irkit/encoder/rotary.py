@@ -14,6 +14,7 @@ from pydantic import Field
 from torch import Tensor
 
 from irkit.config import Config
+from irkit.encoder.inference import is_inference
 
 _ROWS = 128  # rotated together: in float32 they stay in the cache
 
@@ -107,7 +108,7 @@ def rotate(x: Tensor, table: tuple[Tensor, Tensor], interleaved: bool) -> Tensor
     neighbouring pairs are rotated in ``x`` itself.
     """
     cos, sin = table
-    alone = not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    alone = is_inference()
     if alone and x.is_cuda and fits_rotary(x, interleaved):
         return rotary(x, cos, sin, interleaved)
     in_place = alone and x.is_cpu

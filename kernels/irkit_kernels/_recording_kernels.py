@@ -35,6 +35,7 @@ def stand_ins() -> dict[str, tuple[Any, str, Callable[..., None]]]:
     """
     from ._products import triton_kernel as products
     from .gated_product import triton_kernel as gated_product
+    from .maxsim import triton_gradients
     from .maxsim import triton_kernel as maxsim
     from .ragged_pool import triton_kernel as ragged_pool
     from .residual_maxsim import triton_kernel as residual_maxsim
@@ -45,8 +46,8 @@ def stand_ins() -> dict[str, tuple[Any, str, Callable[..., None]]]:
     return {
         "ragged_pool": (ragged_pool, "fill", _ragged_pool),
         "maxsim": (maxsim, "score", _maxsim),
-        "maxsim_query_gradients": (maxsim, "query_gradients", _query_gradients),
-        "maxsim_document_gradients": (maxsim, "document_gradients", _document_gradients),
+        "maxsim_query_gradients": (triton_gradients, "query_gradients", _query_gradients),
+        "maxsim_document_gradients": (triton_gradients, "document_gradients", _document_gradients),
         "splade_pool": (splade_pool, "pool", _splade_pool),
         "products": (products, "gather_sum", _gather_sum),
         "residual_maxsim": (residual_maxsim, "score", _residual_maxsim),

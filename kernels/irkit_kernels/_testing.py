@@ -29,6 +29,7 @@ from ._aot import Compiled, compile_cubin
 __all__ = [
     "DEVICE",
     "INTERPRETED",
+    "TRITON_DTYPES",
     "Launches",
     "compiles",
     "guarded",
@@ -44,6 +45,8 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is determi
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
+TRITON_DTYPES = [torch.float32, torch.float16]
+TRITON_DTYPES += [] if INTERPRETED else [torch.bfloat16]  # the interpreter treats bfloat16 as integers
 _PAGE = mmap.PAGESIZE
 _GUARD = 256 * _PAGE  # a wrong index may miss an array by many pages
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # dtypes that numpy has, too

@@ -122,8 +122,9 @@ def test_the_largest_blocks_fit_the_gpu(case, monkeypatch):
 @pytest.mark.parametrize("dtype", [HALF, torch.float16, FULL])
 @pytest.mark.parametrize("capability", LARGEST)
 def test_gradients_of_maxsim_fit_the_gpu(capability, dtype, monkeypatch):
+    from irkit_kernels.maxsim import triton_gradients as module
+
     _, _, (queries, documents, _, _) = maxsim(dtype, 128, 32)
-    module = kernel_of("maxsim")
     kernels = [Launches(getattr(module, name)) for name in ("query_gradients", "document_gradients")]
     for kernel in kernels:
         monkeypatch.setattr(module, kernel.kernel.__name__, kernel)

@@ -7,12 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from irkit_kernels._testing import DEVICE, INTERPRETED, compiles, needs_no_gpu, on_device, poison
+from irkit_kernels._testing import DEVICE, TRITON_DTYPES, compiles, needs_no_gpu, on_device, poison
 from irkit_kernels.gated_product import gated_product
 from irkit_kernels.gated_product.reference import ACTIVATIONS, gated_product_reference
 
-DTYPES = [torch.float32, torch.float16]
-DTYPES += [] if INTERPRETED else [torch.bfloat16]  # the interpreter treats bfloat16 as integers
 ROUNDING = {torch.float32: 2**-20, torch.float16: 2**-10, torch.bfloat16: 2**-7}
 pytest.importorskip("triton")
 _poison = poison  # a fixture of this module
@@ -26,7 +24,7 @@ _poison = poison  # a fixture of this module
     st.sampled_from([1, 5, 64, 1152]),
     st.sampled_from([*ACTIVATIONS]),
     st.booleans(),
-    st.sampled_from(DTYPES),
+    st.sampled_from(TRITON_DTYPES),
     st.integers(0, 2**31),
 )
 def test_products_are_the_definition(n, d, activation, gate_last, dtype, seed):

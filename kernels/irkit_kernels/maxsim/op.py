@@ -175,10 +175,10 @@ def _backward(
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of queries and documents; each maximum is one inner product of two tokens."""
     if queries.is_cuda and pairs is None:
-        from . import triton_kernel
+        from . import triton_gradients
 
         sides = Tokens(queries, query_offsets), Tokens(documents, document_offsets)
-        return triton_kernel.backward(grad, *sides, argmax)
+        return triton_gradients.backward(grad, *sides, argmax)
     entries = _entries(grad, query_offsets, len(queries), pairs, argmax)
     return product_gradients(queries, documents, *entries)
 

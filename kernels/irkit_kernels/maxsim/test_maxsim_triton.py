@@ -8,12 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from irkit_kernels._testing import DEVICE, INTERPRETED, compiles, needs_no_gpu, on_device, poison
+from irkit_kernels._testing import (
+    DEVICE,
+    INTERPRETED,
+    TRITON_DTYPES,
+    compiles,
+    needs_no_gpu,
+    on_device,
+    poison,
+)
 from irkit_kernels.maxsim import maxsim, op
 from irkit_kernels.maxsim.reference import Tokens, maxsim_backward, maxsim_forward
 
-DTYPES = [torch.float32, torch.float16]
-DTYPES += [] if INTERPRETED else [torch.bfloat16]  # the interpreter treats bfloat16 as integers
 pytest.importorskip("triton")
 _poison = poison  # a fixture of this module
 
@@ -31,7 +37,7 @@ def move(x: Tokens) -> Tokens:
 
 
 @st.composite
-def problems(draw, dtypes=DTYPES):
+def problems(draw, dtypes=TRITON_DTYPES):
     length = st.one_of(st.integers(0, 20), st.sampled_from([0, 1, 33, 70]))
     lengths = [draw(st.lists(length, max_size=2 if INTERPRETED else 4)) for _ in range(2)]
     d = draw(st.sampled_from([1, 3, 16, 31, 64, 130]))
@@ -51,7 +57,7 @@ def problems(draw, dtypes=DTYPES):
 @given(problems())
 def test_whole_numbers_are_exact(problem):
     from irkit_kernels._products.triton_kernel import product_gradients
-    from irkit_kernels.maxsim import triton_kernel
+    from irkit_kernels.maxsim import triton_gradients, triton_kernel
 
     queries, documents, pairs, generator = problem
     scores, argmax = maxsim_forward(queries, documents, pairs)
@@ -66,7 +72,7 @@ def test_whole_numbers_are_exact(problem):
     entries = op._entries(grad.to(DEVICE), queries.offsets.to(DEVICE), len(queries.values), moved, rows)
     results = [product_gradients(*ours, *entries)]
     if pairs is None:
-        results.append(triton_kernel.backward(grad.to(DEVICE), move(queries), move(documents), rows))
+        results.append(triton_gradients.backward(grad.to(DEVICE), move(queries), move(documents), rows))
     for gradients in results:
         for mine, theirs in zip(gradients, expected, strict=True):
             assert torch.equal(mine.cpu(), theirs)
@@ -94,7 +100,7 @@ def test_int8_is_exact(problem):
 
 
 @on_device
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", TRITON_DTYPES)
 def test_nan_is_seen_where_it_is(dtype):
     from irkit_kernels.maxsim import triton_kernel
 
@@ -147,9 +153,9 @@ def test_blocks_of_queries():
 
 
 @on_device
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", TRITON_DTYPES)
 def test_gradients_of_many_queries(dtype):
-    from irkit_kernels.maxsim import triton_kernel
+    from irkit_kernels.maxsim import triton_gradients
 
     generator = torch.Generator().manual_seed(3)
     queries, documents = (tokens(x, 20, dtype, generator) for x in (MANY, [0, 70, 0, 1, 150, 0]))
@@ -160,7 +166,7 @@ def test_gradients_of_many_queries(dtype):
     expected = maxsim_backward(grad.double(), queries, documents, None, argmax)
     moved = grad.to(DEVICE).T.contiguous().T  # any strides
     sides = move(queries), move(documents)
-    first, again = (triton_kernel.backward(moved, *sides, argmax.to(DEVICE)) for _ in range(2))
+    first, again = (triton_gradients.backward(moved, *sides, argmax.to(DEVICE)) for _ in range(2))
     for mine, repeated, theirs in zip(first, again, expected, strict=True):
         assert torch.equal(mine.cpu(), theirs)
         assert torch.equal(mine, repeated)
@@ -168,7 +174,7 @@ def test_gradients_of_many_queries(dtype):
 
 @needs_no_gpu
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", TRITON_DTYPES)
 def test_error_is_at_most_twice_that_of_torch(dtype):
     generator = torch.Generator().manual_seed(1)
     values = [torch.randn(n, 128, generator=generator).to("cuda", dtype).requires_grad_() for n in (96, 900)]

@@ -12,12 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from irkit_kernels._testing import DEVICE, INTERPRETED, compiles, needs_no_gpu, on_device, poison
+from irkit_kernels._testing import (
+    DEVICE,
+    INTERPRETED,
+    TRITON_DTYPES,
+    compiles,
+    needs_no_gpu,
+    on_device,
+    poison,
+)
 from irkit_kernels.ragged_pool import pooled_lengths, ragged_pool
 from irkit_kernels.ragged_pool.reference import pool_backward, pool_forward
 
-DTYPES = [torch.float32, torch.float16, torch.float64]
-DTYPES += [] if INTERPRETED else [torch.bfloat16]  # the interpreter treats bfloat16 as integers
+DTYPES = [*TRITON_DTYPES, torch.float64]
 WINDOWS = [(2, 2), (3, 2), (5, 3), (4, 1), (1, 1), (9, 9), (64, 64), (8, 6)]
 # the division of the published kernel's gradient, which misses windows that start at the token
 OFF_BY_ONE = ("window = local // STRIDE - j", "window = (local - (STRIDE - 1)) // STRIDE - j")

@@ -7,11 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from irkit_kernels._testing import DEVICE, INTERPRETED, compiles, needs_no_gpu, on_device, poison
+from irkit_kernels._testing import DEVICE, TRITON_DTYPES, compiles, needs_no_gpu, on_device, poison
 from irkit_kernels.rotary.reference import rotary_reference
 
-DTYPES = [torch.float32, torch.float16]
-DTYPES += [] if INTERPRETED else [torch.bfloat16]  # the interpreter treats bfloat16 as integers
 ROUNDING = {torch.float32: 2**-22, torch.float16: 2**-10, torch.bfloat16: 2**-7}
 pytest.importorskip("triton")
 _poison = poison  # a fixture of this module
@@ -24,7 +22,7 @@ _poison = poison  # a fixture of this module
     st.integers(1, 3),
     st.sampled_from([2, 10, 32, 64, 96]),
     st.booleans(),
-    st.sampled_from(DTYPES),
+    st.sampled_from(TRITON_DTYPES),
     st.integers(0, 2**31),
 )
 def test_rotations_are_the_definition(tokens, heads, width, interleaved, dtype, seed):

@@ -7,11 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from irkit_kernels._testing import DEVICE, INTERPRETED, compiles, needs_no_gpu, on_device, poison
+from irkit_kernels._testing import DEVICE, TRITON_DTYPES, compiles, needs_no_gpu, on_device, poison
 from irkit_kernels.row_norm.reference import row_norm_reference
 
-DTYPES = [torch.float32, torch.float16]
-DTYPES += [] if INTERPRETED else [torch.bfloat16]  # the interpreter treats bfloat16 as integers
 ROUNDING = {torch.float32: 2**-19, torch.float16: 2**-9, torch.bfloat16: 2**-6}
 pytest.importorskip("triton")
 _poison = poison  # a fixture of this module
@@ -25,7 +23,7 @@ _poison = poison  # a fixture of this module
     st.sampled_from([1, 5, 64, 130, 768]),
     st.booleans(),
     st.sampled_from(["alone", "replaced", "kept"]),
-    st.sampled_from(DTYPES),
+    st.sampled_from(TRITON_DTYPES),
     st.integers(0, 2**31),
 )
 def test_norms_are_the_definition(n, heads, width, rms, added, dtype, seed):

@@ -10,12 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from irkit_kernels._testing import DEVICE, INTERPRETED, compiles, needs_no_gpu, on_device, poison
+from irkit_kernels._testing import (
+    DEVICE,
+    INTERPRETED,
+    TRITON_DTYPES,
+    compiles,
+    needs_no_gpu,
+    on_device,
+    poison,
+)
 from irkit_kernels.splade_pool import ACTIVATIONS, POOLINGS, splade_pool, splade_pool_sparse
 from irkit_kernels.splade_pool.reference import pool_forward
 
-DTYPES = [torch.float32, torch.float16]
-DTYPES += [] if INTERPRETED else [torch.bfloat16]  # the interpreter takes its bits for integers
 pytest.importorskip("triton")
 _poison = poison  # a fixture of this module
 
@@ -30,7 +36,7 @@ def problems(draw):
     lengths = draw(st.lists(length, max_size=3 if INTERPRETED else 40))  # groups are of 16
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
     v, d = draw(st.sampled_from([1, 7, 64, 131])), draw(st.sampled_from([1, 3, 16, 31, 64, 130]))
-    dtype = draw(st.sampled_from(DTYPES))
+    dtype = draw(st.sampled_from(TRITON_DTYPES))
     shapes = (sum(lengths), d), (v, d), (v,)
     hidden, weight, bias = (torch.randint(-3, 4, shape, generator=generator).to(dtype) for shape in shapes)
     return hidden, offsets_of(lengths), weight, bias if draw(st.booleans()) else None
@@ -82,7 +88,7 @@ def test_small_large_and_broken_logits(activation, pooling):
 
 @needs_no_gpu
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", TRITON_DTYPES)
 @pytest.mark.parametrize("pooling", POOLINGS)
 def test_error_is_at_most_twice_that_of_torch(dtype, pooling):
     generator = torch.Generator().manual_seed(1)
