@@ -14,6 +14,7 @@ SUITES = (
     "families",
     "filters",
     "gpu",
+    "growth",
     "heads",
     "index",
     "kernels",
@@ -38,7 +39,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("suite", choices=SUITES)
     parser.add_argument(
-        "--sizes", help="numbers of documents of the suites adds, dense, runs, scale, shard_builds and shards"
+        "--sizes",
+        help="numbers of documents of the suites adds, dense, growth, runs, scale, shard_builds and shards",
     )
     parser.add_argument("--soak", type=float, help="minutes that the suite serve loads a server, instead")
     parser.add_argument(

@@ -78,8 +78,10 @@ def read(folder: Path) -> TokenVectors:
     return TokenVectors(**{name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in names})
 
 
-def generate(documents: int, keep: int, dim: int = 128) -> TokenVectors:
-    """Return the first ``keep`` of ``documents`` made-up documents of 40 to 100 tokens, and 1000 queries.
+def generate(documents: int, keep: int, dim: int = 128, queries: int = _QUERIES) -> TokenVectors:
+    """Return the first ``keep`` of ``documents`` made-up documents of 40 to 100 tokens, and ``queries``.
+
+    There are at most 1000 queries.
 
     A token is one of 16k prototypes (of Zipfian popularity, 300 to a topic) moved towards its topic, its
     document and at random. A query has 12 noisy copies of the tokens of one document and 20 further tokens
@@ -114,16 +116,16 @@ def generate(documents: int, keep: int, dim: int = 128) -> TokenVectors:
         tokens[part] = _unit(moved + noise(len(rows), 0.75))
 
     # queries; the first are drawn apart, as other scripts drew them
-    queries = []
+    asked = []
     for count in (_FIRST, _QUERIES - _FIRST):
         for row in rng.integers(0, documents, count):
             copied = tokens[rng.integers(offsets[row], offsets[row + 1], COPIED)].astype(np.float32)
             copied = copied + noise(COPIED, 0.55)
             drawn = prototypes[of_topic[topic[row], rng.integers(0, POPULAR, DRAWN)]]
             drawn = drawn + 0.45 * topics[topic[row]] + 0.15 * own[row] + noise(DRAWN, 0.6)
-            queries.append(_unit(np.concatenate([copied, drawn])).astype(np.float32))
+            asked.append(_unit(np.concatenate([copied, drawn])).astype(np.float32))
     end = offsets[keep]
-    return _complete(tokens[:end], offsets[: keep + 1], token_ids[:end], queries)
+    return _complete(tokens[:end], offsets[: keep + 1], token_ids[:end], asked[:queries])
 
 
 def passages() -> TokenVectors:
@@ -157,11 +159,13 @@ def exact_scores(tokens: torch.Tensor, offsets: Array, query: torch.Tensor, out:
 
 def _complete(tokens: Array, offsets: Array, token_ids: Array, queries: list[Array]) -> TokenVectors:
     """Add the exact ranking."""
-    whole, exact = torch.from_numpy(tokens).float(), []
-    scores = np.empty(len(offsets) - 1, np.float32)
-    for query in queries:
-        exact_scores(whole, offsets, torch.from_numpy(query), scores)
-        exact.append(np.argsort(-scores, kind="stable")[:_HITS])
+    scores = np.empty((len(queries), len(offsets) - 1), np.float32)
+    for start in range(0, scores.shape[1], _BLOCK):
+        ends = offsets[start : start + _BLOCK + 1]
+        block = torch.from_numpy(tokens[ends[0] : ends[-1]]).float()
+        for query, own in zip(queries, scores, strict=True):
+            exact_scores(block, ends - ends[0], torch.from_numpy(query), own[start : start + _BLOCK])
+    exact = [np.argsort(-own, kind="stable")[:_HITS] for own in scores]
     query_offsets = np.concatenate([[0], np.cumsum([len(query) for query in queries])])
     return TokenVectors(tokens, offsets, token_ids, np.concatenate(queries), query_offsets, np.stack(exact))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import random
 import sys
@@ -779,11 +780,39 @@ def test_every_bar_of_search_is_listed_and_judged(tmp_path: Path, monkeypatch: p
         ("dense, a million documents", "add ms"): "yes",
     }
     assert all(row["measured"] for row in search_bars.rows() if row["met"])
+    growth = [{"documents": 50_000, "ms/query": 2.0}, {"documents": 500_000, "ms/query": 5.0}]
+    harness.write_results("growth", [*growth, {"documents before": 90_000, "median s": 0.05}])
     found = search_bars.rows()
+    assert {row["bar"]: row["met"] for row in found if row["is"] in (2.5, 0.05)} == {
+        "time of a query / 50,000 documents, at recall 0.96": "no",
+        "seconds to add 3 documents, without encoding": "yes",
+    }
     table = harness.table_lines([*found[0]], found)
     assert any(
         line.startswith("| dense, a million documents | add ms | 20 | <= 20 | yes |") for line in table
     )
+
+
+@pytest.mark.slow  # starts four processes
+def test_growth_measures_the_fastest_setting_that_finds_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from benchmarks import growth, harness
+
+    monkeypatch.setattr(harness, "RESULTS", tmp_path)
+    small = {"QUERIES": 5, "ROUNDS": 1, "_LIMIT": 0.01, "_SETTINGS": ({}, {"nprobe": 1, "candidates": 10})}
+    for name, value in small.items():
+        monkeypatch.setattr(growth, name, value)
+    monkeypatch.delenv("IRKIT_PEERS", raising=False)
+    monkeypatch.setattr(growth, "measure_additions", functools.partial(growth.measure_additions, 300))
+    growth.main([60])
+    searched, added = harness.read_results("growth")
+    assert (searched["documents"], searched["recall@10"]) == (60, 1)  # few documents are scanned
+    assert (added["documents before"], added["added at once"]) == (300, 3)
+    assert 0 < added["median s"] <= added["longest s"]
+    monkeypatch.setattr(growth, "RECALL", 1.1)
+    with pytest.raises(SystemExit, match="no setting finds 110% of 60 documents"):
+        growth.main([60])
 
 
 def test_a_learned_map_finds_what_maxsim_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
