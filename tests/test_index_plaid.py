@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -459,7 +460,7 @@ def test_centroids_by_tensors_are_as_good_as_those_of_faiss(count: int) -> None:
         centroids = (
             irkit.index.clustering._tensor_centroids(torch.from_numpy(values), count, 0).numpy()
             if name == "tensors"
-            else train_centroids(values, count, 1.0, 0, CPU, 512).astype(np.float32)
+            else train_centroids(values, count, 1.0, 0, CPU, Limits()).astype(np.float32)
         )
         assert centroids.shape == (count, DIM)
         np.testing.assert_allclose(np.linalg.norm(centroids, axis=1), 1, rtol=1e-3)
@@ -556,11 +557,50 @@ def test_lists_hold_each_document_once_per_centroid(narrow: int, tmp_path: Path)
 
 def test_centroids_fit_as_well_as_those_of_one_clustering() -> None:
     values = texts(3000, 0).tokens.values.numpy()
-    at_once = train_centroids(values, 400, 3.0, 0, CPU, 512)
-    in_steps = train_centroids(values, 400, 3.0, 0, CPU, 10)
+    at_once = train_centroids(values, 400, 3.0, 0, CPU, Limits())
+    in_steps = train_centroids(values, 400, 3.0, 0, CPU, Limits(plaid_direct=10))
     fits = [(values @ c.astype(np.float32).T).max(1).mean() for c in (at_once, in_steps)]
     assert fits[1] >= fits[0] - 0.015
     np.testing.assert_allclose(np.linalg.norm(in_steps.astype(np.float32), axis=1), 3, atol=6e-3)
+
+
+def test_hubs_find_nearly_the_nearest_of_many_centroids(tmp_path: Path) -> None:
+    data, queries = texts(3000, 0), texts(50, 1)
+    whole = build(tmp_path / "whole", [data])
+    with use_limits(replace(SMALL, plaid_hubs=128)):
+        index = build(tmp_path / "index", [data])
+        count = index.stats()["centroids"]
+        assert index.store.read("hub_centroids.bin").shape == (
+            math.isqrt(32 * count),
+            4 * math.isqrt(32 * count),
+        )
+        assert whole.store.rows("hubs.bin") == 0
+        errors = [
+            float((each.representations(np.arange(3000)).tokens.values - data.tokens.values).square().sum())
+            for each in (index, whole)
+        ]
+        assert errors[0] < 1.03 * errors[1]
+        assert recall(index, queries, data) > recall(whole, queries, data) - 0.02
+        # more centroids have new hubs
+        index.add(texts(3000, 2, topics=60))
+        index.finish()
+        more = index.stats()["centroids"]
+        assert index.store.rows("hubs.bin") == math.isqrt(32 * more) > math.isqrt(32 * count)
+        # copies have the same
+        hubs = [index.store.read(name).tolist() for name in ("hubs.bin", "hub_centroids.bin")]
+        index.remove([0])
+        compact(tmp_path / "index")
+        index = open_index(Store.open(tmp_path / "index", verify=True))
+        assert [index.store.read(name).tolist() for name in ("hubs.bin", "hub_centroids.bin")] == hubs
+        # damaged ones are noticed
+        for change in (lambda near: near + more, lambda near: near[1:]):
+            with index.store.update():
+                near = index.store.read("hub_centroids.bin").copy()
+                index.store.drop("hub_centroids.bin")
+                index.store.append("hub_centroids.bin", change(near))
+            index.add(data[:30])  # which need no more centroids
+            with pytest.raises(CorruptError, match="not fit together"):
+                index.finish()
 
 
 def test_encodings_follow_their_definition() -> None:

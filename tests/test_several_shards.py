@@ -36,6 +36,7 @@ SMALL = Limits(
     faiss_scan=20,
     faiss_scan_per_hit=1,
     plaid_uncompressed=100,
+    plaid_hubs=8,
     plaid_scan=8,
 )
 CODES: dict[str, Any] = {

@@ -40,6 +40,7 @@ SMALL = Limits(
     faiss_points=1,
     inverted_unlisted=10,
     plaid_uncompressed=100,
+    plaid_hubs=8,
     flat_scan=20,
     flat_share=1,
 )

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from irkit_kernels.residual_maxsim import Tokens, assign, encode, tensor_assign, tensor_encode
+from irkit_kernels.residual_maxsim import Tokens, assign, assign_near, encode, tensor_assign, tensor_encode
 from torch import Tensor
 
 from irkit.index.array_files import Array, allocate
@@ -24,6 +24,9 @@ _POINTS = 8  # tokens per centroid, at least
 _STEP = 64  # numbers of centroids are multiples of it
 _MOST = 1 << 15  # centroids: a query scores all of them, and a build compares each token with all
 _LONGEST = 1 << 15  # length of a centroid, which float16 has to hold
+_HUBS = 32
+_NEAR = 4  # centroids near a hub, per hub
+_HUB_STEP = 64  # hubs that are compared with all centroids at once
 _SPLIT = 1 / 1024  # relative distance of a centroid from the one whose tokens it shares, as in FAISS
 
 
@@ -44,16 +47,53 @@ def sample_positions(total: int, size: int, seed: int) -> Array:
     return np.minimum((parts * (total / size)).astype(np.int64), total - 1)
 
 
-def nearest_codes(values: Array, centroids: Array, device: torch.device) -> Array:
-    """Return the centroid with the largest inner product for each value: ``(n,)`` int32."""
+class Hubs(NamedTuple):
+    """Neighbourhoods of centroids, so that a value is compared with a tenth of many centroids.
+
+    A value looks for its nearest hub, then among the centroids that are near this hub. It misses its nearest
+    centroid 2 times in 100, and then finds one that is hardly farther away.
+
+    Attributes:
+        vectors: ``(G, dim)`` float16, of length 1 or 0.
+        near: ``(G, M)`` int32, the centroids nearest to each hub, ascending.
+    """
+
+    vectors: Array
+    near: Array
+
+
+def make_hubs(centroids: Array) -> Hubs:
+    """Make ``sqrt(32 K)`` hubs of ``centroids (K, dim)`` float32 by k-means, each near four times as many."""
+    count = math.isqrt(_HUBS * len(centroids))
+    # from centroids that lie apart, as those trained within a cluster lie together
+    vectors = centroids[np.arange(count) * len(centroids) // count]
+    for _ in range(_ROUNDS):
+        order, starts = _grouped(assign(centroids, vectors), count)
+        vectors = _means_of_groups(_group_sums(centroids[order], starts), vectors)
+    vectors = vectors.astype(np.float16)
+    near = np.empty((count, min(_NEAR * count, len(centroids))), np.int32)
+    for start in range(0, count, _HUB_STEP):
+        scores = vectors[start : start + _HUB_STEP].astype(np.float32) @ centroids.T
+        part = np.argpartition(-scores, near.shape[1] - 1, axis=1)[:, : near.shape[1]]
+        near[start : start + _HUB_STEP] = np.sort(part, axis=1)
+    return Hubs(vectors, near)
+
+
+def nearest_codes(values: Array, centroids: Array, hubs: Hubs | None, device: torch.device) -> Array:
+    """Return the centroid with the largest inner product for each value: ``(n,)`` int32.
+
+    On a CPU, it is the nearest of those near the hub of the value, if there are ``hubs``.
+    """
     if device.type == "cpu":
-        return assign(values, centroids)
+        if hubs is None:
+            return assign(values, centroids)
+        return assign_near(values, centroids, hubs.vectors.astype(np.float32), hubs.near)
     nearest: Array = tensor_assign(*(_to_device(x, device) for x in (values, centroids))).int().cpu().numpy()
     return nearest
 
 
 def train_centroids(
-    values: Array, count: int, length: float, seed: int, device: torch.device, direct: int
+    values: Array, count: int, length: float, seed: int, device: torch.device, limits: Limits
 ) -> Array:
     """Train centroids by spherical k-means: values belong to the centroid with the largest inner product.
 
@@ -67,7 +107,7 @@ def train_centroids(
         length: Length of all centroids, so that the nearest one has the largest inner product.
         seed: Seed of the choice of the first centroids.
         device: Where to compute.
-        direct: Centroids up to which a CPU trains all at once, too.
+        limits: Numbers of centroids from which on a CPU does not compare all with all.
 
     Returns:
         ``(count, dim)`` float16 of that length (or 0, where all values are 0).
@@ -91,7 +131,7 @@ def train_centroids(
         result: Array = clustering.centroids
         return result
 
-    if count <= direct:
+    if count <= limits.plaid_direct:
         return (length * cluster(values, count)).astype(np.float16)
     # clusters of a sample, and centroids within each
     groups = cluster(values[sample_positions(len(values), _POINTS * count, seed)], math.isqrt(count))
@@ -104,15 +144,26 @@ def train_centroids(
     centroids = np.concatenate(parts)
     # rounds over all of them
     for _ in range(_REFINED):
-        sums = np.zeros_like(centroids)
+        sums, hubs = np.zeros_like(centroids), make_hubs(centroids) if count >= limits.plaid_hubs else None
         for start in range(0, len(values), _PART):
             part = values[start : start + _PART]
-            order, starts = _grouped(assign(part, centroids), count)
-            filled = np.diff(starts) > 0
-            sums[filled] += np.add.reduceat(part[order], starts[:-1][filled])
-        sizes = np.linalg.norm(sums, axis=1, keepdims=True)
-        centroids = np.where(sizes > 0, sums / np.where(sizes > 0, sizes, 1), centroids)
+            order, starts = _grouped(nearest_codes(part, centroids, hubs, device), count)
+            sums += _group_sums(part[order], starts)
+        centroids = _means_of_groups(sums, centroids)
     return (length * centroids).astype(np.float16)
+
+
+def _group_sums(values: Array, starts: Array) -> Array:
+    """Return ``(n, dim)``: sums of stretches of ``values (total, dim)`` from ``starts (n + 1,)`` on."""
+    sums, filled = np.zeros((len(starts) - 1, values.shape[1]), np.float32), np.diff(starts) > 0
+    sums[filled] = np.add.reduceat(values, starts[:-1][filled])
+    return sums
+
+
+def _means_of_groups(sums: Array, before: Array) -> Array:
+    """Return ``sums (n, dim)`` scaled to length 1, and rows of ``before`` where sums are 0."""
+    sizes = np.linalg.norm(sums, axis=1, keepdims=True)
+    return np.where(sizes > 0, sums / np.where(sizes > 0, sizes, 1), before)
 
 
 def _tensor_centroids(values: Tensor, count: int, seed: int) -> Tensor:

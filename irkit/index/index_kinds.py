@@ -184,7 +184,10 @@ def plaid_arrays(entries: Entries, about: Mapping[str, Any], config: Any) -> Ite
     residuals, means = entries.get("residuals.bin"), count_rows(entries, "means.bin")
     yield "lengths.bin", "<i8", (), about["rows"]
     yield "values.bin", "<f2", (dim,), None
+    hubs, near = count_rows(entries, "hubs.bin"), entries.get("hub_centroids.bin")
     yield "centroids.bin", "<f2", (dim,), None
+    yield "hubs.bin", "<f2", (dim,), None
+    yield "hub_centroids.bin", "<i4", near.shape[:1] if near else (0,), hubs
     yield "codes.bin", "<u2 <i4", (), None
     yield "coefficients.bin", "<f2", (2,), tokens
     yield "residuals.bin", "|u1", residuals.shape[:1] if residuals else (0,), tokens

@@ -57,6 +57,7 @@ class Limits:
         plaid_block: Tokens that are compressed at once.
         plaid_list_block: Tokens that are listed at once.
         plaid_direct: Centroids that one k-means trains; more are trained within clusters.
+        plaid_hubs: Centroids from which on a CPU compares a token only with those near its hub.
         plaid_candidates: Documents whose means are scored, at least.
         plaid_visited: Centroids that a query visits, at least.
         plaid_margin: Documents scored exactly beyond those that are to be returned.
@@ -97,9 +98,10 @@ class Limits:
     faiss_gpu_hits: int = 2048
     plaid_uncompressed: int = 1 << 14
     plaid_scan: int = 2048
-    plaid_block: int = 1 << 16
+    plaid_block: int = 1 << 17
     plaid_list_block: int = 1 << 20
     plaid_direct: int = 512
+    plaid_hubs: int = 4096
     plaid_candidates: int = 256
     plaid_visited: int = 32
     plaid_margin: int = 4

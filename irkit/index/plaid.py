@@ -11,9 +11,10 @@ An index is built and extended in three steps that are committed one by one:
    number of centroids, at most 32,768. The codebook of the residuals is trained on a smaller sample. When
    tokens are added later, more centroids come to those that are there, trained on the tokens that these fit
    worst; how many, depends on the growth, and on whether the new tokens fit worse than the first ones did.
-2. **Compress.** Each token becomes its nearest centroid and a coded residual, block by block. A build commits
-   each block, so that a killed one resumes after the last. The tokens themselves are then dropped, unless
-   ``keep_tokens`` is set.
+2. **Compress.** Each token becomes its nearest centroid and a coded residual, block by block. On a CPU, where
+   centroids are many, it is compared with those near its nearest *hub* only (`irkit.index.clustering`). A
+   build commits each block, so that a killed one resumes after the last. The tokens themselves are then
+   dropped, unless ``keep_tokens`` is set.
 3. **List.** Each centroid gets the list of the documents that have a token of it. Lists are rebuilt when
    more than a twentieth of the rows has none, and searches score the rows without lists.
 
@@ -52,6 +53,7 @@ from irkit.index.topk import Hits, TopK
 
 # files of the codec; of the fields of `Tokens`, then of the means of documents and their factors
 _CODEC = ("centroids.bin", "codebook.bin")
+_HUBS = ("hubs.bin", "hub_centroids.bin")  # of many centroids
 _COMPRESSED = ("codes.bin", "coefficients.bin", "residuals.bin", "means.bin", "scales.bin")
 
 
@@ -103,15 +105,22 @@ class Plaid(StoredRows):
         if "misfit" not in about:
             raise self._damaged()
         centroids, codebook = map(self.store.read, _CODEC)
-        return PlaidCodec(centroids, codebook, about["misfit"], float(about.get("length", 1)))
+        return PlaidCodec(centroids, codebook, about["misfit"], float(about.get("length", 1)), self._hubs())
+
+    def _hubs(self) -> clustering.Hubs | None:
+        """Return the neighbourhoods of the centroids, if there are any."""
+        return clustering.Hubs(*map(self.store.read, _HUBS)) if self.store.rows(_HUBS[0]) else None
 
     def take_codec(self, codec: PlaidCodec, report: StageProgress) -> None:
-        """Add the centroids that are missing, and the codebook."""
+        """Add the centroids that are missing, and the codebook, and replace the hubs."""
         have = self.codec_version
         with self.store.update():
             self.store.append(_CODEC[0], codec.centroids[have:])
             if not have:
                 self.store.append(_CODEC[1], codec.codebook)
+            for name, array in zip(_HUBS, codec.hubs or (), strict=False):
+                self.store.drop(name)
+                self.store.append(name, array)
             self.store.meta["index"] |= {"misfit": codec.misfit, "length": codec.length}
 
     def copy(self, source: Index, rows: Array) -> None:
@@ -120,8 +129,9 @@ class Plaid(StoredRows):
         read, compressed = source.store.read, rows[rows < source.covered]
         with self.store.update():
             if len(compressed):
-                for name in () if self.codec_version else _CODEC:
-                    self.store.append(name, read(name))
+                if not self.codec_version:
+                    for name in (*_CODEC, *(_HUBS if source.store.rows(_HUBS[0]) else ())):
+                        self.store.append(name, read(name))
                 lengths, positions = source._positions(compressed)
                 means, scales = (read(name)[compressed] for name in _COMPRESSED[3:])
                 parts = (*source._tokens(positions), means, scales)
@@ -298,10 +308,11 @@ class Plaid(StoredRows):
 
     def _fit(self, values: Array, lengths: Array, wide: bool) -> tuple[Tokens, Array, Array]:
         """Return the compressed tokens ``(total, dim)`` of documents, and their means and factors."""
-        centroids, codebook, dtype = self._centroids(), self._codebook(), np.int32 if wide else np.uint16
+        centroids, codebook, hubs = self._centroids(), self._codebook(), self._hubs()
+        dtype = np.int32 if wide else np.uint16
 
         def compress(device: torch.device) -> tuple[Tokens, Array, Array]:
-            codes = clustering.nearest_codes(values, centroids, device).astype(dtype)
+            codes = clustering.nearest_codes(values, centroids, hubs, device).astype(dtype)
             return clustering.fit_tokens(values, lengths, centroids, codes, codebook, device)
 
         return on_builder(self.config, 3, values, compress)

@@ -32,12 +32,14 @@ class PlaidCodec(NamedTuple):
         codebook: Levels of residuals, ``(2**(8 - nbits), 2**nbits)`` int8.
         misfit: Share of the squared lengths of the first tokens that the first centroids did not explain.
         length: Length of a centroid.
+        hubs: Neighbourhoods of the centroids; None for few centroids.
     """
 
     centroids: Array
     codebook: Array
     misfit: float
     length: float
+    hubs: clustering.Hubs | None
 
 
 def train_codec(
@@ -80,19 +82,25 @@ def train_codec(
         errors = np.linalg.norm(values - _nearest(config, before.centroids, values), axis=1)
         values = values[np.argsort(-errors)[: max(new, len(values) // 2)]]
     length = before.length if before else clustering.typical_length(values)
-    direct = limits.plaid_direct
     centroids = on_builder(
         config,
         3,
         values,
-        lambda device: clustering.train_centroids(values, new, length, seed, device, direct),
+        lambda device: clustering.train_centroids(values, new, length, seed, device, limits),
     )
     if before:
-        return before._replace(centroids=np.concatenate([before.centroids, centroids]))
+        centroids = np.concatenate([before.centroids, centroids])
+        return before._replace(centroids=centroids, hubs=_hubs(centroids, limits))
     # the codebook, from a smaller sample
     values = values[clustering.sample_positions(len(values), _UNITS, seed)]
     codebook = train_codebook(values - _nearest(config, centroids, values), config.nbits)
-    return PlaidCodec(centroids, codebook, _misfit(config, centroids, sample), length)
+    hubs = _hubs(centroids, limits)
+    return PlaidCodec(centroids, codebook, _misfit(config, centroids, sample), length, hubs)
+
+
+def _hubs(centroids: Array, limits: Limits) -> clustering.Hubs | None:
+    many = len(centroids) >= limits.plaid_hubs
+    return clustering.make_hubs(centroids.astype(np.float32)) if many else None
 
 
 def _misfit(config: PlaidConfig, centroids: Array, sample: Callable[[int, int], Array]) -> float:
@@ -105,7 +113,9 @@ def _misfit(config: PlaidConfig, centroids: Array, sample: Callable[[int, int], 
 def _nearest(config: PlaidConfig, centroids: Array, values: Array) -> Array:
     """Return the nearest of ``centroids (K, dim)`` of each token, ``(n, dim)`` float32."""
     exact = centroids.astype(np.float32)
-    codes = on_builder(config, 2, values, lambda device: clustering.nearest_codes(values, exact, device))
+    codes = on_builder(
+        config, 2, values, lambda device: clustering.nearest_codes(values, exact, None, device)
+    )
     nearest: Array = exact[codes]
     return nearest
 

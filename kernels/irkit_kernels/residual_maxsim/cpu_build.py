@@ -18,7 +18,7 @@ from .cpu_trellis import scale_of, scratch_size
 from .cpu_vectors import write_decode, write_encode
 from .reference import STEPS, Tokens, bits_of, packed_width
 
-__all__ = ["assign", "decode", "encode"]
+__all__ = ["assign", "assign_near", "decode", "encode"]
 
 _MIN_WORK = 1 << 25  # multiply-adds per thread; fewer are not worth another thread
 _ENCODING = 512  # multiply-adds per number that is encoded
@@ -29,7 +29,8 @@ def assign(values: NDArray[np.float32], centroids: NDArray[np.float32]) -> NDArr
     """Return the centroid ``(K, d)`` with the largest inner product for each of ``values (n, d)``."""
     (n, dim), count = values.shape, len(centroids)
     kernel = _assign(dim, has_vnni())
-    panels, square = _pack_panels(centroids)
+    rounded, bias, squares = _to_bytes(centroids)
+    panels, square = _to_panels(rounded, bias), float(squares.max())
     out = np.empty(n, np.int32)
 
     def run(start: int, stop: int) -> None:
@@ -38,6 +39,35 @@ def assign(values: NDArray[np.float32], centroids: NDArray[np.float32]) -> NDArr
         kernel(*addresses(*arrays), square, stop - start, count)
 
     share(run, n, threads_for(n * dim * count, _MIN_WORK), multiple=BLOCK)
+    return out
+
+
+def assign_near(
+    values: NDArray[np.float32],
+    centroids: NDArray[np.float32],
+    hubs: NDArray[np.float32],
+    near: NDArray[np.int32],
+) -> NDArray[np.int32]:
+    """Return the nearest of the centroids near the nearest hub of each value, see `op.assign_near`."""
+    (n, dim), count = values.shape, near.shape[1]
+    kernel, out = _assign(dim, has_vnni()), np.empty(n, np.int32)
+    # values in order of their hubs
+    hub = assign(values, hubs)
+    order = np.argsort(hub, kind="stable")
+    starts = np.searchsorted(hub[order], np.arange(len(hubs) + 1))
+    rounded, bias, squares = _to_bytes(centroids)
+
+    def run(start: int, stop: int) -> None:
+        scratch = np.empty(cpu_assign.scratch_size(dim), np.uint8)
+        for number in range(start, stop):
+            rows, own = order[starts[number] : starts[number + 1]], near[number]
+            if len(rows):
+                codes, panels = np.empty(len(rows), np.int32), _to_panels(rounded[own], bias[own])
+                arrays = (values[rows], panels, centroids[own], codes, scratch)
+                kernel(*addresses(*arrays), float(squares[own].max()), len(rows), count)
+                out[rows] = own[codes]
+
+    share(run, len(hubs), threads_for(n * dim * count, _MIN_WORK))
     return out
 
 
@@ -83,25 +113,32 @@ def decode(tokens: Tokens, centroids: NDArray[np.float32], codebook: NDArray[np.
     return out
 
 
-def _pack_panels(centroids: NDArray[np.float32]) -> tuple[NDArray[np.int32], float]:
-    """Round centroids to bytes on one scale, and pack 64 per row.
+def _to_bytes(
+    centroids: NDArray[np.float32],
+) -> tuple[NDArray[np.int8], NDArray[np.int32], NDArray[np.float32]]:
+    """Round centroids to bytes on one scale.
 
     Returns:
-        The panels int32, a row per 64 centroids: -128 times the sum of each centroid's bytes, then 4
-        dimensions of each centroid, the next 4 of each, and so on. And the largest sum of squares of a
-        centroid's bytes.
+        The bytes, ``(K, d)`` and zeros up to a multiple of 4; and of each centroid ``(K,)`` -128 times the
+        sum of its bytes, and the sum of their squares.
     """
     count, dim = centroids.shape
     high = np.abs(centroids).max()
     scale = np.float32(127) / high if high > 0 else np.float32(1)
-    panels, steps = -(-count // PANEL), -(-dim // 4)
-    q = np.zeros((panels * PANEL, 4 * steps), np.int8)
-    q[:count, :dim] = np.rint(centroids * scale)
-    bias = -128 * q.sum(1, dtype=np.int32)
-    bias[count:] = -(2**30)  # the rest of the last panel is never highest
-    body = np.ascontiguousarray(q.reshape(panels, PANEL, steps, 4).swapaxes(1, 2)).reshape(panels, -1)
-    square = np.square(q, dtype=np.float32).sum(1).max()
-    return np.concatenate([bias.reshape(panels, PANEL), body.view(np.int32)], axis=1), float(square)
+    q = np.zeros((count, dim + -dim % 4), np.int8)
+    q[:, :dim] = np.rint(centroids * scale)
+    return q, -128 * q.sum(1, dtype=np.int32), np.square(q, dtype=np.float32).sum(1)
+
+
+def _to_panels(q: NDArray[np.int8], bias: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Pack centroids, 64 per row: the bias of each, then 4 dimensions of each, the next 4, and so on."""
+    count, width = q.shape
+    panels, steps = -(-count // PANEL), width // 4
+    if count % PANEL:  # the rest of the last panel is never highest
+        q = np.pad(q, ((0, -count % PANEL), (0, 0)))
+        bias = np.pad(bias, (0, -count % PANEL), constant_values=-(2**30))
+    words = q.view(np.int32).reshape(panels, PANEL, steps).swapaxes(1, 2)
+    return np.concatenate([bias.reshape(panels, PANEL), words.reshape(panels, -1)], axis=1)
 
 
 @compiled_once

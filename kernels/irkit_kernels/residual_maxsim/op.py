@@ -22,6 +22,7 @@ __all__ = [
     "QueryTable",
     "Tokens",
     "assign",
+    "assign_near",
     "decode",
     "encode",
     "exact_maxsim",
@@ -47,6 +48,34 @@ def assign(values: NDArray[np.float32], centroids: NDArray[np.float32]) -> NDArr
     _vectors("assign", centroids=centroids)
     _vectors("assign", width=centroids.shape[1], values=values)
     return build.assign(np.ascontiguousarray(values), np.ascontiguousarray(centroids))
+
+
+def assign_near(
+    values: NDArray[np.float32],
+    centroids: NDArray[np.float32],
+    hubs: NDArray[np.float32],
+    near: NDArray[np.int32],
+) -> NDArray[np.int32]:
+    """Find for each vector the nearest of the centroids that are near its nearest hub, by inner products.
+
+    Args:
+        values: ``(n, d)``.
+        centroids: ``(K, d)``.
+        hubs: ``(G, d)``, at least one.
+        near: ``(G, M)`` below K, at least one per hub: the centroids that are near it.
+
+    Returns:
+        ``(n,)`` int32.
+    """
+    _vectors("assign_near", centroids=centroids)
+    _vectors("assign_near", width=centroids.shape[1], values=values, hubs=hubs)
+    if near.dtype != np.int32 or near.ndim != 2 or len(near) != len(hubs) or not near.size:
+        raise ValueError(
+            f"assign_near: near is {near.dtype} {near.shape}; expected int32 ({len(hubs)}, M), M above 0"
+        )
+    if near.min() < 0 or near.max() >= len(centroids):
+        raise ValueError(f"assign_near: got near {near.min()} to {near.max()} of {len(centroids)} centroids")
+    return build.assign_near(*map(np.ascontiguousarray, (values, centroids, hubs, near)))
 
 
 def train_codebook(residuals: NDArray[np.float32], nbits: int) -> NDArray[np.int8]:

@@ -12,9 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from irkit_kernels._jit import Target, compiling_for, cpu_features
+from irkit_kernels._threads import forced_threads
 from irkit_kernels.residual_maxsim import (
     Tokens,
     assign,
+    assign_near,
     cpu_kernel,
     decode,
     encode,
@@ -62,6 +64,42 @@ def test_assign_takes_the_nearest_of_what_differs_little():
     noise = 0.12 * rng.standard_normal((5000, 128)).astype(np.float32)
     values = centroids[rng.integers(0, 1000, 5000)] + noise
     assert (assign(values, centroids) == (values @ centroids.T).argmax(1)).mean() > 0.995
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 120), st.integers(1, 9), st.integers(1, 150), st.integers(1, 3), dims, seeds)
+def test_assign_near_takes_the_nearest_of_those_near_the_hub(n, hubs, k, threads, dim, seed):
+    rng = np.random.default_rng(seed)
+    values, vectors, centroids = (
+        rng.standard_normal((rows, dim)).astype(np.float32) for rows in (n, hubs, k)
+    )
+    near = np.stack([rng.permutation(k)[: 1 + k // 2] for _ in range(hubs)]).astype(np.int32)
+    centroids *= np.abs(centroids).max() / np.abs(centroids).max(
+        1, keepdims=True
+    )  # one scale for any of them
+    with forced_threads(threads):
+        got = assign_near(values, centroids, vectors, near)
+    assert (got.dtype, got.shape) == (np.int32, (n,))
+    hub = assign(values, vectors)
+    for number in range(hubs):
+        rows = hub == number
+        expected = near[number][assign(values[rows], centroids[near[number]])]
+        np.testing.assert_array_equal(got[rows], expected)
+    assert (assign_near(values[::-1], centroids, vectors, near) == got[::-1]).all()  # whatever is beside it
+
+
+def test_assign_near_refuses_what_does_not_fit():
+    values, near = np.zeros((3, 8), np.float32), np.zeros((2, 4), np.int32)
+    with pytest.raises(ValueError, match=r"near is int64 \(2, 4\); expected int32 \(2, M\)"):
+        assign_near(values, values, values[:2], near.astype(np.int64))
+    with pytest.raises(ValueError, match=r"near is int32 \(2, 4\); expected int32 \(3, M\)"):
+        assign_near(values, values, values, near)
+    for number in (-1, 3):
+        near[1, 2] = number
+        with pytest.raises(ValueError, match="of 3 centroids"):
+            assign_near(values, values, values[:2], near)
+    with pytest.raises(ValueError, match="expected vectors of width 8"):
+        assign_near(values[:, :4].copy(), values, values[:2], near)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 0.0, 3e38, 1e-40])
