@@ -78,12 +78,12 @@ def check_same(one: Retriever, many: Retriever) -> None:
     assert len(one) == len(many)
     assert [document.id for document in one.documents] == [document.id for document in many.documents]
     fusions: list[Any] = [None, "rrf", WEIGHTS, {"sparse": 1.0}, {"dense": 2.0, "multi_vector": 0.1}]
-    for fuse in fusions:
-        filters: list[Any] = [None, {"year": {">=": 2002}}, ["d3", "d7", "no"]]
-        for filter in filters:
-            for k in (1, 5, 200):
-                found, wanted = (each.search(QUERIES, k, filter, fuse=fuse) for each in (many, one))
-                assert found == wanted
+    filters: list[Any] = [None, {"year": {">=": 2002}}, ["d3", "d7", "no"]]
+    for turn, fuse in enumerate(fusions):
+        for number, filter in enumerate(filters):
+            k = (1, 5, 200)[(turn + number) % 3]  # each filter with each number of hits
+            found, wanted = (each.search(QUERIES, k, filter, fuse=fuse) for each in (many, one))
+            assert found == wanted
         options: Any = {"fuse": fuse, "offset": 2, "group_by": "year", "per_group": 2}
         assert many.search(QUERIES[0], 5, **options) == one.search(QUERIES[0], 5, **options)
     ids = [document.id for document in one.documents][::5]

@@ -284,19 +284,20 @@ def test_shards_choose_the_candidates_of_one_index(kind: str, tmp_path: Path) ->
     def check() -> None:
         one, *others = built
         queries = real_vectors(model, 12, rng)
-        for filter, k in itertools.product((None, {"year": {">": 1}}, {"year": 3}), (1, 10, 60)):
+        turns = itertools.product((None, {"year": {">": 1}}, {"year": 3}), (1, 10, 60))
+        for turn, (filter, k) in enumerate(turns):
             wanted = one.search(queries, k, filter)
             assert all(many.search(queries, k, filter) == wanted for many in others)
-            for many in others:
-                with elsewhere(many):
-                    assert many.search(queries, k, filter) == wanted
+            many = others[(turn + turn // 3) % 3]
+            with elsewhere(many):
+                assert many.search(queries, k, filter) == wanted
         assert all(many.search([], 10) == [] for many in others)
         ids = [document.id for document in one.documents][::40]
         reranked = one.rerank(queries[:1], [ids])
         assert all(many.rerank(queries[:1], [ids]) == reranked for many in others)
 
     check()
-    for step in range(3):
+    for step in range(2):
         names = [f"d{number}" for number in range(step, 1500, 29)]
         changed, added = make(names), make([f"n{step}-{number}" for number in range(40)])
         for retriever in built:
