@@ -52,7 +52,7 @@ def measure_searches(size: int, work: Path) -> Row:
     """Build an index of generated documents; return the fastest setting that finds enough.
 
     Raises:
-        SystemExit: No setting does.
+        SystemExit: No setting does, or the build takes too long.
     """
     folder = work / f"growth-{size}"
     if not folder.exists():
@@ -60,6 +60,8 @@ def measure_searches(size: int, work: Path) -> Row:
     vectors = read(folder)
     known = {"plaid": Contender("benchmarks.engines", "irkit", {"kind": "plaid"}, _SETTINGS)}
     builds, hits, times = measure(known, folder, QUERIES, ROUNDS, _LIMIT)
+    if "skipped" in builds["plaid"]:
+        raise SystemExit(f"growth: {size} documents: {builds['plaid']['skipped']}")
     found = [
         {
             "settings": chosen,

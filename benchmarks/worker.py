@@ -27,7 +27,7 @@ Search = Callable[[int, Options], list[list[int]]]
 """The hits of so many queries, the first ones, with these settings."""
 
 K = 10  # hits
-BUILD_LIMIT = 1800  # seconds of processor time; a longer build is ended by SIGXCPU
+BUILD_LIMIT = 3600  # seconds of processor time; a longer build is ended by SIGXCPU
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ _POINTS = 8  # tokens per centroid, at least
 _STEP = 64  # numbers of centroids are multiples of it
 _MOST = 1 << 15  # centroids: a query scores all of them, and a build compares each token with all
 _LONGEST = 1 << 15  # length of a centroid, which float16 has to hold
-_HUBS = 32
+_HUBS = 32  # times the number of centroids: the square of the number of hubs
 _NEAR = 4  # centroids near a hub, per hub
 _HUB_STEP = 64  # hubs that are compared with all centroids at once
 _SPLIT = 1 / 1024  # relative distance of a centroid from the one whose tokens it shares, as in FAISS
@@ -48,10 +48,10 @@ def sample_positions(total: int, size: int, seed: int) -> Array:
 
 
 class Hubs(NamedTuple):
-    """Neighbourhoods of centroids, so that a value is compared with a tenth of many centroids.
+    """Neighbourhoods of centroids, so that a value is compared with a part of them: a sixth of 32,768.
 
-    A value looks for its nearest hub, then among the centroids that are near this hub. It misses its nearest
-    centroid 2 times in 100, and then finds one that is hardly farther away.
+    A value looks for its nearest hub, then among the centroids that are near this hub. Tokens of MiniLM miss
+    their nearest centroid once in 100 times, and then find one that is hardly farther away.
 
     Attributes:
         vectors: ``(G, dim)`` float16, of length 1 or 0.

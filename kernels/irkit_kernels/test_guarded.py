@@ -22,6 +22,7 @@ from irkit_kernels.ragged_pool import ragged_pool
 from irkit_kernels.residual_maxsim import (
     Tokens,
     assign,
+    assign_near,
     decode,
     encode,
     exact_maxsim,
@@ -195,6 +196,8 @@ def test_residual_maxsim(dim: int, tokens: int, nbits: int) -> None:
     values, centroids = random(sum(LENGTHS[2]), dim).numpy(), random(21, dim).numpy()
     codes = assign(values, centroids)
     check(assign, values, centroids)
+    near = np.arange(20, dtype=np.int32).reshape(5, 4)
+    check(assign_near, values, centroids, centroids[:5].copy(), near)
     codebook = train_codebook(values - centroids[codes], nbits)
     check(train_codebook, values - centroids[codes], nbits)
     for kind in (np.uint16, np.int32):

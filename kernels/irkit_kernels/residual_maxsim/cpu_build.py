@@ -134,11 +134,10 @@ def _to_panels(q: NDArray[np.int8], bias: NDArray[np.int32]) -> NDArray[np.int32
     """Pack centroids, 64 per row: the bias of each, then 4 dimensions of each, the next 4, and so on."""
     count, width = q.shape
     panels, steps = -(-count // PANEL), width // 4
-    if count % PANEL:  # the rest of the last panel is never highest
-        q = np.pad(q, ((0, -count % PANEL), (0, 0)))
-        bias = np.pad(bias, (0, -count % PANEL), constant_values=-(2**30))
-    words = q.view(np.int32).reshape(panels, PANEL, steps).swapaxes(1, 2)
-    return np.concatenate([bias.reshape(panels, PANEL), words.reshape(panels, -1)], axis=1)
+    words = np.zeros((panels * PANEL, 1 + steps), np.int32)
+    words[:count, 0], words[:count, 1:] = bias, q.view(np.int32)
+    words[count:, 0] = -(2**30)  # the rest of the last panel is never highest
+    return words.reshape(panels, PANEL, 1 + steps).swapaxes(1, 2).reshape(panels, -1)
 
 
 @compiled_once
