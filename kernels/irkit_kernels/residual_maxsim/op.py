@@ -75,7 +75,8 @@ def assign_near(
         )
     if near.min() < 0 or near.max() >= len(centroids):
         raise ValueError(f"assign_near: got near {near.min()} to {near.max()} of {len(centroids)} centroids")
-    return build.assign_near(*map(np.ascontiguousarray, (values, centroids, hubs, near)))
+    values, centroids, hubs = map(np.ascontiguousarray, (values, centroids, hubs))
+    return build.assign_near(values, centroids, hubs, np.ascontiguousarray(near))
 
 
 def train_codebook(residuals: NDArray[np.float32], nbits: int) -> NDArray[np.int8]:
