@@ -249,3 +249,28 @@ def test_vectors_that_float32_cannot_square_are_scanned(tmp_path: Path) -> None:
         assert many.search(queries, 10) == one.search(queries, 10)
         for retriever in built:
             retriever.add([("again" + str(len(retriever)), documents[3]["vector"])])
+
+
+def test_shards_with_hubs_choose_the_centroids_of_one_index(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+
+    def make(count: int, prefix: str) -> list[dict[str, Any]]:
+        tokens = rng.standard_normal((count, 8, 16), dtype=np.float32)
+        return [{"_id": f"{prefix}{n}", "text": "", "vector": each} for n, each in enumerate(tokens)]
+
+    documents, more = make(1500, "d"), make(400, "n")
+    queries = [*rng.standard_normal((20, 6, 16), dtype=np.float32)]
+    with use_limits(replace(LIMITS, plaid_hubs=64)):
+        one, many = (
+            Retriever.build("vectors", documents, tmp_path / str(shards), index="plaid", shards=shards)
+            for shards in (None, 3)
+        )
+        for added in (more, []):
+            near = one.store.read("hub_centroids.bin")
+            assert near.shape[1] < one.index.stats()["centroids"]
+            for part in many.index.parts:  # type: ignore[attr-defined]
+                np.testing.assert_array_equal(part.store.read("hub_centroids.bin"), near)
+            for k in (1, 10, 60):
+                assert many.search(queries, k) == one.search(queries, k)
+            for retriever in (one, many):
+                retriever.add(added)
