@@ -53,7 +53,7 @@ from irkit.index.topk import Hits, TopK
 
 # files of the codec; of the fields of `Tokens`, then of the means of documents and their factors
 _CODEC = ("centroids.bin", "codebook.bin")
-_HUBS = ("hubs.bin", "hub_centroids.bin")  # of many centroids
+_HUB_FILES = ("hubs.bin", "hub_centroids.bin")  # of many centroids
 _COMPRESSED = ("codes.bin", "coefficients.bin", "residuals.bin", "means.bin", "scales.bin")
 
 
@@ -109,7 +109,7 @@ class Plaid(StoredRows):
 
     def _hubs(self) -> clustering.Hubs | None:
         """Return the neighbourhoods of the centroids, if there are any."""
-        return clustering.Hubs(*map(self.store.read, _HUBS)) if self.store.rows(_HUBS[0]) else None
+        return clustering.Hubs(*map(self.store.read, _HUB_FILES)) if self.store.rows(_HUB_FILES[0]) else None
 
     def take_codec(self, codec: PlaidCodec, report: StageProgress) -> None:
         """Add the centroids that are missing, and the codebook, and replace the hubs."""
@@ -118,7 +118,7 @@ class Plaid(StoredRows):
             self.store.append(_CODEC[0], codec.centroids[have:])
             if not have:
                 self.store.append(_CODEC[1], codec.codebook)
-            for name, array in zip(_HUBS, codec.hubs or (), strict=False):
+            for name, array in zip(_HUB_FILES, codec.hubs or (), strict=False):
                 self.store.drop(name)
                 self.store.append(name, array)
             self.store.meta["index"] |= {"misfit": codec.misfit, "length": codec.length}
@@ -130,7 +130,7 @@ class Plaid(StoredRows):
         with self.store.update():
             if len(compressed):
                 if not self.codec_version:
-                    for name in (*_CODEC, *(_HUBS if source.store.rows(_HUBS[0]) else ())):
+                    for name in (*_CODEC, *(_HUB_FILES if source.store.rows(_HUB_FILES[0]) else ())):
                         self.store.append(name, read(name))
                 lengths, positions = source._positions(compressed)
                 means, scales = (read(name)[compressed] for name in _COMPRESSED[3:])

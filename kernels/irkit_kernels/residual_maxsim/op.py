@@ -12,10 +12,18 @@ from numpy.typing import NDArray
 from . import codebook as codebook_
 from . import cpu_build as build
 from . import cpu_kernel as cpu
+from .checks import (
+    check_codebook,
+    check_codes,
+    check_documents,
+    check_row,
+    check_tokens,
+    check_vectors,
+)
 from .cpu_exact import ENTRY
 from .cpu_kernel import Codes, PackedCentroids, QueryTable
 from .cpu_tile import TILE
-from .reference import NBITS, WINDOW, Tokens, bits_of, packed_width
+from .reference import NBITS, WINDOW, Tokens
 
 __all__ = [
     "PackedCentroids",
@@ -45,8 +53,8 @@ def assign(values: NDArray[np.float32], centroids: NDArray[np.float32]) -> NDArr
     Returns:
         ``(n,)`` int32.
     """
-    _vectors("assign", centroids=centroids)
-    _vectors("assign", width=centroids.shape[1], values=values)
+    check_vectors("assign", centroids=centroids)
+    check_vectors("assign", width=centroids.shape[1], values=values)
     return build.assign(np.ascontiguousarray(values), np.ascontiguousarray(centroids))
 
 
@@ -67,8 +75,8 @@ def assign_near(
     Returns:
         ``(n,)`` int32.
     """
-    _vectors("assign_near", centroids=centroids)
-    _vectors("assign_near", width=centroids.shape[1], values=values, hubs=hubs)
+    check_vectors("assign_near", centroids=centroids)
+    check_vectors("assign_near", width=centroids.shape[1], values=values, hubs=hubs)
     if near.dtype != np.int32 or near.ndim != 2 or len(near) != len(hubs) or not near.size:
         raise ValueError(
             f"assign_near: near is {near.dtype} {near.shape}; expected int32 ({len(hubs)}, M), M above 0"
@@ -99,7 +107,7 @@ def train_codebook(residuals: NDArray[np.float32], nbits: int) -> NDArray[np.int
     """
     if nbits not in NBITS:
         raise ValueError(f"train_codebook: got nbits {nbits}, expected one of {NBITS}")
-    _vectors("train_codebook", residuals=residuals)
+    check_vectors("train_codebook", residuals=residuals)
     return codebook_.train(np.ascontiguousarray(residuals), nbits)
 
 
@@ -123,10 +131,10 @@ def encode(
     Returns:
         ``n`` tokens.
     """
-    _vectors("encode", centroids=centroids)
-    _vectors("encode", width=centroids.shape[1], values=values)
-    _codes("encode", codes, len(centroids))
-    nbits = _codebook("encode", codebook)
+    check_vectors("encode", centroids=centroids)
+    check_vectors("encode", width=centroids.shape[1], values=values)
+    check_codes("encode", codes, len(centroids))
+    nbits = check_codebook("encode", codebook)
     if nbits == WINDOW and (codebook != np.arange(-128, 128)).any():
         raise ValueError("encode: got a codebook of 8 bits other than train_codebook's, -128 to 127")
     if len(codes) != len(values):
@@ -145,15 +153,15 @@ def decode(tokens: Tokens, centroids: NDArray[np.float32], codebook: NDArray[np.
     Returns:
         ``(n, d)`` float32, ``a * centroid + b * levels``.
     """
-    _vectors("decode", centroids=centroids)
-    _tokens("decode", tokens, centroids.shape[1], codebook)
-    _codes("decode", tokens.codes, len(centroids))
+    check_vectors("decode", centroids=centroids)
+    check_tokens("decode", tokens, centroids.shape[1], codebook)
+    check_codes("decode", tokens.codes, len(centroids))
     return build.decode(tokens, np.ascontiguousarray(centroids), codebook)
 
 
 def pack_centroids(centroids: NDArray[np.float32]) -> PackedCentroids:
     """Round centroids ``(K, d)`` to bytes and pack them for `query_table`, once for all queries."""
-    _vectors("pack_centroids", centroids=centroids)
+    check_vectors("pack_centroids", centroids=centroids)
     if not np.isfinite(centroids).all():
         raise ValueError("pack_centroids: got a centroid with NaN or infinity")
     return cpu.pack_centroids(np.ascontiguousarray(centroids))
@@ -169,7 +177,7 @@ def query_table(query: NDArray[np.float32], centroids: PackedCentroids) -> Query
     Returns:
         The table that the other functions of a search read; about ``5 * K * m`` bytes.
     """
-    _vectors("query_table", width=centroids.dim, query=query)
+    check_vectors("query_table", width=centroids.dim, query=query)
     if not len(query) or not np.isfinite(query).all():
         raise ValueError("query_table: got a query without tokens or with NaN or infinity in them")
     return cpu.query_table(np.ascontiguousarray(query), centroids)
@@ -214,9 +222,9 @@ def probe_counts(
     keep: NDArray[np.bool_],
 ) -> NDArray[np.uint8]:
     """Return the counts ``(documents,)`` of `probe`, 0 where ``keep`` is False; arguments are its own."""
-    _row("probe", np.int64, list_offsets=list_offsets)
-    _row("probe", np.int32, list_documents=list_documents)
-    _row("probe", np.bool_, keep=keep)
+    check_row("probe", np.int64, list_offsets=list_offsets)
+    check_row("probe", np.int32, list_documents=list_documents)
+    check_row("probe", np.bool_, keep=keep)
     if nprobe < 1:
         raise ValueError(f"probe: got nprobe {nprobe}, expected at least 1")
     if len(list_offsets) != table.count + 1:
@@ -252,8 +260,8 @@ def interaction(
         ``(len(documents),)`` int32, in units of ``table.step`` above a constant of the query; 0 for documents
         without tokens.
     """
-    _codes("interaction", codes)
-    _documents("interaction", offsets, documents)
+    check_codes("interaction", codes)
+    check_documents("interaction", offsets, documents)
     out = np.empty(len(documents), np.int32)
     kernel = cpu.interaction(table.plan, cpu.code_type(codes))
     table.call(kernel, (codes, offsets, documents, out), len(documents), table.count - 1)
@@ -307,8 +315,8 @@ def exact_maxsim(
     Returns:
         ``(len(documents),)`` float32; minus infinity for documents without tokens.
     """
-    _vectors("exact_maxsim", width=table.dim, query=query, centroids=centroids)
-    _documents("exact_maxsim", offsets, documents)
+    check_vectors("exact_maxsim", width=table.dim, query=query, centroids=centroids)
+    check_documents("exact_maxsim", offsets, documents)
     if len(centroids) != table.count:
         raise ValueError(f"exact_maxsim: got {len(centroids)} centroids, expected the table's {table.count}")
     floats, errors = cpu.exact_query(query, table)
@@ -331,8 +339,8 @@ def _maxsim(
     *more: NDArray[Any],
 ) -> NDArray[np.float32]:
     """Run compiled code that scores documents; ``chosen`` are further arguments of its ``variant``."""
-    nbits, width = _tokens("residual_maxsim", tokens, table.dim, codebook)
-    _documents("residual_maxsim", offsets, documents)
+    nbits, width = check_tokens("residual_maxsim", tokens, table.dim, codebook)
+    check_documents("residual_maxsim", offsets, documents)
     out = np.empty(len(documents), np.float32)
     maxima = 4 * len(table.query) * table.plan.lanes  # bytes
     scratch = np.empty(TILE * table.plan.stride(nbits, width) + maxima, np.uint8)
@@ -340,70 +348,3 @@ def _maxsim(
     arrays = (*tokens, offsets, cpu.shifted(codebook), documents, out, scratch, *more)
     table.call(kernel, arrays, len(documents), table.count - 1)
     return out
-
-
-def _check(operation: str, name: str, x: NDArray[Any], dims: int, *dtypes: Any) -> None:
-    if x.dtype not in dtypes or x.ndim != dims or not x.flags.c_contiguous:
-        expected = " or ".join(np.dtype(dtype).name for dtype in dtypes)
-        raise TypeError(
-            f"{operation}: {name} must be a C-contiguous array of {expected} with {dims} dimension(s), "
-            f"got {x.dtype} of shape {x.shape} and strides {x.strides}"
-        )
-
-
-def _vectors(operation: str, width: int | None = None, **arrays: NDArray[Any]) -> None:
-    for name, x in arrays.items():
-        if x.dtype != np.float32 or x.ndim != 2:
-            raise TypeError(
-                f"{operation}: {name} must be an array of float32 with 2 dimensions, got {x.dtype} {x.shape}"
-            )
-        if width is None and 0 in x.shape:
-            raise ValueError(f"{operation}: got {name} of shape {x.shape}, expected at least one vector")
-        if width not in (None, x.shape[1]):
-            raise ValueError(f"{operation}: got {name} of shape {x.shape}, expected vectors of width {width}")
-
-
-def _row(operation: str, dtype: Any, **arrays: NDArray[Any]) -> None:
-    for name, x in arrays.items():
-        _check(operation, name, x, 1, dtype)
-
-
-def _codes(operation: str, codes: Codes, count: int | None = None) -> None:
-    _check(operation, "codes", codes, 1, np.uint16, np.int32)
-    if count is not None and len(codes) and not 0 <= codes.min() <= codes.max() < count:
-        raise ValueError(f"{operation}: got codes {codes.min()} to {codes.max()} of {count} centroids")
-
-
-def _codebook(operation: str, codebook: NDArray[np.int8]) -> int:
-    _check(operation, "codebook", codebook, 2, np.int8)
-    nbits = bits_of(codebook)
-    if nbits not in NBITS or codebook.shape != (2 ** (WINDOW - nbits), 2**nbits):
-        raise ValueError(
-            f"{operation}: got a codebook of shape {codebook.shape}, expected (128, 2), (64, 4), (16, 16) or "
-            "(1, 256), as train_codebook makes it"
-        )
-    return nbits
-
-
-def _tokens(operation: str, tokens: Tokens, dim: int, codebook: NDArray[np.int8]) -> tuple[int, int]:
-    """Check tokens; return their bits per number and bytes per token."""
-    nbits = _codebook(operation, codebook)
-    _codes(operation, tokens.codes)
-    _check(operation, "coefficients", tokens.coefficients, 2, np.float16)
-    _check(operation, "packed", tokens.packed, 2, np.uint8)
-    n, width = len(tokens.codes), packed_width(dim, nbits)
-    if tokens.coefficients.shape != (n, 2) or tokens.packed.shape != (n, width):
-        raise ValueError(
-            f"{operation}: got coefficients {tokens.coefficients.shape} and packed {tokens.packed.shape}, "
-            f"expected ({n}, 2) and ({n}, {width}) for {n} tokens of {dim} levels of {nbits} bits"
-        )
-    return nbits, width
-
-
-def _documents(operation: str, offsets: NDArray[np.int64], documents: NDArray[np.int32]) -> None:
-    _row(operation, np.int64, offsets=offsets)
-    _row(operation, np.int32, documents=documents)
-    if len(documents) and documents.view(np.uint32).max() >= len(offsets) - 1:  # negative ones are large
-        raise ValueError(
-            f"{operation}: got documents {documents.min()} to {documents.max()} of {len(offsets) - 1}"
-        )
