@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from irkit_kernels.residual_maxsim import (
     Tokens,
     assign,
+    assign_near,
     decode,
     encode,
     interaction,
@@ -33,6 +34,9 @@ __all__ = ["run"]
 
 DOCUMENTS, CENTROIDS, DIM, QUERY, LENGTHS = 5000, 8192, 128, 32, (40, 101)
 VECTORS, SCORED, NPROBE, FOUND, ROUNDS = 4000, 256, 2, 1024, 15
+HUBS, NEAR = 32, 2048  # a block of a build has about as many tokens per hub; centroids near each
+# in which torch assigns fastest: a CPU without instructions for bfloat16 imitates it
+LOW = torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else torch.float32
 
 
 class Step(NamedTuple):
@@ -85,6 +89,8 @@ class Corpus:
         self.table = query_table(self.query.numpy(), pack_centroids(self.c))
         self.scores = self.centroids @ self.query.T
         self.rows = np.sort(rng.choice(DOCUMENTS, SCORED, replace=False)).astype(np.int32)
+        self.hubs = self.centroids[:HUBS]
+        self.near = (self.hubs @ self.centroids.T).topk(NEAR).indices.sort().values
 
     def places(self, rows: NDArray[np.int32]) -> tuple[NDArray[np.int64], Tensor]:
         """Return the tokens of documents, and the document of each."""
@@ -135,6 +141,15 @@ class Corpus:
         tokens = Tokens(*(x[positions] for x in self.tokens))
         return self.best(self.decode(tokens) @ self.query.T, owners, len(self.rows))
 
+    def assign_near(self, values: Tensor) -> Tensor:
+        """Find the hub of each value, then hub by hub the best of the centroids that are near it."""
+        values, half = values.to(LOW), self.centroids.to(LOW)
+        hubs, codes = (values @ half[:HUBS].T).argmax(1), torch.empty(len(values), dtype=torch.int64)
+        for hub in hubs.unique():
+            rows, near = (hubs == hub).nonzero()[:, 0], self.near[hub]
+            codes[rows] = near[(values[rows] @ half[near].T).argmax(1)]
+        return codes
+
     def probe(self) -> Tensor:
         """Find documents: the best centroids of each token, their lists, counts, and the highest counts."""
         counts = torch.zeros(DOCUMENTS, dtype=torch.int32)
@@ -152,7 +167,8 @@ def _common(x: Corpus) -> list[Step]:
     candidates = probe(x.table, NPROBE, *x.lists, keep, DOCUMENTS)
     positions, owners = x.places(candidates)
     codes = torch.from_numpy(x.codes[positions].astype(np.int64))
-    some, half = x.values[:VECTORS], x.centroids.bfloat16().T
+    some, half = x.values[:VECTORS], x.centroids.to(LOW).T
+    near = x.near.int().numpy()
 
     def chosen(codes: Any) -> Tensor:
         return (some * x.centroids[torch.as_tensor(codes).long()]).sum(1)
@@ -167,7 +183,15 @@ def _common(x: Corpus) -> list[Step]:
             "vector",
             VECTORS,
             lambda: chosen(assign(some.numpy(), x.c)),
-            lambda: chosen(torch.cat([(part.bfloat16() @ half).argmax(1) for part in some.split(1000)])),
+            lambda: chosen(torch.cat([(part.to(LOW) @ half).argmax(1) for part in some.split(1000)])),
+            0.01,
+        ),
+        Step(
+            "assign_near",
+            "vector",
+            VECTORS,
+            lambda: chosen(assign_near(some.numpy(), x.c, x.hubs.numpy(), near)).mean(),
+            lambda: chosen(x.assign_near(some)).mean(),
             0.01,
         ),
         Step(
