@@ -269,6 +269,10 @@ def test_documents_with_the_id_of_the_query_may_be_ignored(collection: Path, tin
     results = measure(model, open_collections(configs))
     ranks = {name: 1 / result.evaluation.mean["RR"] for name, result in results.items()}
     assert ranks["others"] == pytest.approx(ranks["all"] - 1)  # q3 itself was first
+    least = {"k": round(ranks["all"]) - 1, "drop_identical_ids": True}
+    for changes in (least, least | {"index": "flat"}):
+        (result,) = measure(model, open_collections([config(collection, **changes)])).values()
+        assert 1 / result.evaluation.mean["RR"] == pytest.approx(ranks["others"])
 
 
 def test_beir_has_a_name() -> None:

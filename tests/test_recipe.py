@@ -194,6 +194,9 @@ def test_arguments_evaluate_where_there_is_something(tmp_path: Path) -> None:
     assert (steps.eval_strategy, steps.save_strategy, steps.save_steps) == ("steps", "steps", 5)
     assert steps.load_best_model_at_end
     assert steps.greater_is_better
+    asked = recipe(evaluation={"source": "x"}, train={"eval_strategy": "steps", "logging_steps": 30})
+    often = TrainRecipe.resolve(asked).arguments(tmp_path)
+    assert (often.eval_steps, often.save_steps, often.load_best_model_at_end) == (30, 30, True)
     for values, message in (
         ({"adam_beta1": 1}, "train: Invalid beta"),
         ({"lr_scheduler_kwargs": {"power": 2}}, "train: .* unexpected keyword argument 'power'"),
@@ -238,6 +241,15 @@ def test_models_are_made(tiny_bert: Path, tmp_path: Path) -> None:
         TrainRecipe.resolve(recipe(model={"name": str(tmp_path / "colbert"), **shorter})).model
     )
     assert (again.max_length("document"), again.max_length("query")) == (6, 5)
+    for more, expected in (({"max_length": 5}, 5), ({"max_length": 99}, 7)):  # the model is cut at 7
+        cut = make_model(TrainRecipe.resolve(recipe(model={"name": str(tmp_path / "colbert"), **more})).model)
+        assert cut.max_length("document") == expected
+    fixed = {"query_expansion": {"strategy": "fixed", "length": 8}}
+    made(kind="multi_vector", config=fixed).save_pretrained(tmp_path / "fixed")
+    said = {"name": str(tmp_path / "fixed"), "query_length": 6}
+    expanded = make_model(TrainRecipe.resolve(recipe(model=said)).model)
+    assert expanded.max_length("query") == 6
+    assert expanded.encode_representation(["index"], "query").tokens.lengths.tolist() == [6]
     (tmp_path / "words.txt").write_text("index\nsearch\n")
     assert made(kind="sparse", vocabulary=str(tmp_path / "words.txt")).vocabulary == ["index", "search"]
     with pytest.warns(UserWarning, match="taking the mean of its tokens"):
@@ -249,6 +261,8 @@ def test_models_are_made(tiny_bert: Path, tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError, match=r"'maxsim' does not compare sparse .*; expected dot or cosine"):
         made(kind="sparse", similarity="maxsim")
+    with pytest.raises(ConfigError, match=r"model.prompts.*'query' or 'document', got 'passage'"):
+        made(prompts={"passage": "passage: "})
     with pytest.raises(StorageError, match=r"model.vocabulary: reading"):
         made(kind="sparse", vocabulary=str(tmp_path / "none.txt"))
 

@@ -412,6 +412,31 @@ def test_the_collections_of_a_variant_count(tmp_path):
     assert [(cell.variant, cell.dataset) for cell in write_report(tmp_path)] == [("v0", "d0"), ("v1", "d")]
 
 
+def test_a_group_counts_once_for_each_head(tmp_path):
+    evaluation = [{"source": f"x/d{i}", "at_end": True, "group": "g"} for i in range(2)]
+    study = study_of(
+        recipe={**RECIPE, "evaluation": evaluation},
+        variants={"v0": {}, "v1": {"train.bf16": True}},
+        baseline="v0",
+        seeds=[0, 1],
+    )
+    runs = {
+        variant: {
+            seed: {
+                (measure, f"{dataset}/{head}"): {f"{query}\u2028": value for query, value in values.items()}
+                for (measure, dataset), values in scores.items()
+                for head in ("dense", "sparse")
+            }
+            for seed, scores in seeds.items()
+        }
+        for variant, seeds in runs_of(2, 2).items()
+    }
+    write_runs(tmp_path, study, runs)
+    assert {cell.dataset for cell in write_report(tmp_path)} == {"g/dense", "g/sparse"}
+    compared = {cell.dataset for cell in compare_variants(f"{tmp_path}:v0", f"{tmp_path}:v1")}
+    assert compared == {"g/dense", "g/sparse", "average", "geometric mean"}
+
+
 def test_a_report_against_another_baseline(tmp_path):
     write_runs(tmp_path, three_variants(), runs_of(3, 2))
     first = {cell.variant: cell for cell in write_report(tmp_path) if cell.dataset == "d0"}

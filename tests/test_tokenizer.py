@@ -240,6 +240,31 @@ def test_damaged_and_missing_files(tmp_path):
         Tokenizer.from_pretrained(tmp_path)
 
 
+def test_an_end_that_only_code_of_the_model_adds(tiny_bert, tmp_path):
+    """gte-Qwen2: its tokenizer.json lacks the end that its own tokenizer adds, where embeddings are read."""
+    state = json.loads((tiny_bert / "tokenizer.json").read_text())
+    code = {"auto_map": {"AutoTokenizer": ["tokenization_qwen.Qwen2Tokenizer", None]}}
+    ends = {"add_eos_token": True, "eos_token": {"content": "[SEP]"}}
+
+    def last(post_processor: object, **settings: object) -> list[str]:
+        state["post_processor"] = post_processor
+        (tmp_path / "tokenizer.json").write_text(json.dumps(state))
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+        tokenizer = Tokenizer.from_pretrained(tmp_path)
+        tokenizer.max_length = 6
+        rows = tokenizer(["the index", "the index " * 9])
+        assert rows.lengths[1] == 6
+        return [tokenizer.backend.id_to_token(row[-1]) for row in ids(tokenizer, ["the index", "index " * 9])]
+
+    byte_level = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
+    assert last(None, **ends, **code) == last(byte_level, **ends, **code) == ["[SEP]", "[SEP]"]
+    assert last(None, **ends) == ["index", "index"]  # as transformers reads a tokenizer.json
+    assert last(None, **ends | {"eos_token": "<none>"}, **code) == ["index", "index"]
+    own = json.loads((tiny_bert / "tokenizer.json").read_text())["post_processor"]
+    assert last(own, **ends, **code) == ["[SEP]", "[SEP]"]
+    assert Tokenizer.from_pretrained(tmp_path)(["index"]).lengths.tolist() == [3]  # not twice
+
+
 def test_transformers_is_the_last_resort(tmp_path):
     letters = {letter: number for number, letter in enumerate("abcdefgh<>|")}
     (tmp_path / "vocab.json").write_text(json.dumps(letters | {"ab": 11, "<|endoftext|>": 12}))

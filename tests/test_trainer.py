@@ -443,6 +443,47 @@ def test_the_best_model_is_kept_and_training_stops_early(model: Model, files: An
     ]
 
 
+@pytest.mark.parametrize("interrupted", [6, 8])
+def test_patience_goes_on_after_an_interruption(
+    tiny_bert: Path, files: Any, tmp_path: Path, interrupted: int
+) -> None:
+    """It is interrupted between the two evaluations without a gain, or after the one that ends it."""
+
+    class Interrupt(TrainerCallback):
+        def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step == interrupted:
+                raise KeyboardInterrupt
+
+    values = {2: 0.1, 4: 0.5, 6: 0.4, 8: 0.3, 10: 0.2, 12: 0.1}
+    args = arguments(
+        tmp_path / "out",
+        max_steps=12,
+        eval_steps=2,
+        metric_for_best_model="nDCG@10",
+        greater_is_better=True,
+        early_stopping_patience=2,
+    )
+
+    def trainer(*callbacks: TrainerCallback) -> Trainer:
+        made = Trainer(
+            Model.multi_vector(tiny_bert, {"depth": 1, "dim": 8}),
+            args,
+            open_data(files),
+            [KLDivergence()],
+            evaluation=lambda _: {"nDCG@10": values[made.state.global_step]},
+            callbacks=callbacks,
+        )
+        return made
+
+    with pytest.raises(KeyboardInterrupt):
+        trainer(Interrupt()).train()
+    resumed = trainer()
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed.state.global_step == 8
+    assert resumed.state.best_metric == 0.5
+    assert resumed.state.best_global_step == 4
+
+
 @pytest.mark.parametrize(
     "values",
     [

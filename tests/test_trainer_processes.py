@@ -104,6 +104,7 @@ def run(folder: Path, out: str, *, killed: str = "") -> None:
         assert parts == {DTensor if out == "sharded" else torch.nn.Parameter}
         made.finished_model()  # all processes have to
         if made.args.process_index == 0:
+            made.whole_step.save_pretrained(folder / f"{out}-model")
             history = json.dumps(made.state.log_history)
             (folder / "history.json").write_text(history)
         if out == "two":
@@ -187,6 +188,8 @@ def test_two_processes_train_as_one_with_twice_the_batch(
     saved = checkpoints.load_weights(folder / "one" / "checkpoint-8" / "training")
     for name, value in last.named_parameters():
         torch.testing.assert_close(value, saved[f"model.{name}"], rtol=1e-5, atol=1e-6)
+    for name, value in Model.from_pretrained(folder / f"{out}-model").named_parameters():
+        torch.testing.assert_close(value, weights(one)[f"model.{name}"], rtol=1e-5, atol=1e-6)
 
 
 if __name__ == "__main__":

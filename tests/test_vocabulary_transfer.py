@@ -43,6 +43,7 @@ FAMILIES: dict[str, Callable[[int], Any]] = {
     "roberta-untied": lambda size: transformers.RobertaConfig(
         vocab_size=size, **SIZES, **UNTIED, pad_token_id=0
     ),
+    "mpnet": lambda size: transformers.MPNetConfig(vocab_size=size, **SIZES, pad_token_id=1),
     "distilbert": lambda size: transformers.DistilBertConfig(vocab_size=size, **DISTILBERT),
     "modernbert": lambda size: transformers.ModernBertConfig(vocab_size=size, **SIZES, **IDS, pad_token_id=0),
     "modernbert-untied": lambda size: transformers.ModernBertConfig(

@@ -255,6 +255,9 @@ class MultiVectorHead(Head):
     def set_length(self, side: Side, length: int) -> None:
         """Cut texts of ``side`` at ``length`` tokens; `config` is replaced by one with this length."""
         settings = self.config.model_dump() | {f"{side}_length": length}
+        expansion = self.config.query_expansion
+        if side == "query" and expansion and expansion.strategy == "fixed":  # all queries have its length
+            settings["query_expansion"] = expansion.model_dump() | {"length": length}
         self.config = MultiVectorConfig.parse(settings, "multi-vector model")
 
     def pool_tokens(self, pooling: TokenPooling | None) -> None:

@@ -69,7 +69,7 @@ def read_scores(path: str | Path) -> Scores:
     try:
         with explained(f"reading {path}"):
             packed = path.read_bytes()
-        first, *rest = map(json.loads, gzip.decompress(packed).decode().splitlines())
+        first, *rest = map(json.loads, gzip.decompress(packed).decode().rstrip("\n").split("\n"))
         scores = Scores(str(first["name"]), str(first["baseline"]), dict(first["groups"]), {})
         for row in rest:
             results = scores.runs.setdefault(row["variant"], {}).setdefault(int(row["seed"]), {})

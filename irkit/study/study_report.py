@@ -61,7 +61,8 @@ def write_report(out: str | Path, baseline: str | None = None) -> list[Cell]:
                     known = costs[trial.variant][trial.seed]
                     known |= {(FRAGMENTATION, dataset): fragmentation for _, dataset in known}
     collections = _collections(runs)
-    groups = {config.title: config.group for config in collections if config.group}
+    measured_on = {dataset for seeds in scores.values() for found in seeds.values() for _, dataset in found}
+    groups = _groups(collections, measured_on)
     tested = [config.title for config in collections if config.at_end]  # only finished models are measured
     write_scores(Scores(study.name, study.baseline, groups, scores), out / SCORES)
     measured = tabulate(scores, study.baseline, tested, groups)
@@ -75,6 +76,17 @@ def write_report(out: str | Path, baseline: str | None = None) -> list[Cell]:
         write_text(out / plots[measure], draw_study(panel, study.baseline))
     write_text(out / "report.md", "\n".join(_report_lines(study, runs, cells, plots)) + "\n")
     return cells
+
+
+def _groups(collections: Iterable[EvaluationConfig], datasets: Iterable[str]) -> dict[str, str]:
+    """Return the group of each dataset that has one; several heads have datasets ``title/head`` each."""
+    by_title = {config.title: config.group for config in collections if config.group}
+    groups = {name: by_title[name] for name in datasets if name in by_title}
+    for name in {*datasets} - {*groups}:
+        title, _, head = name.rpartition("/")
+        if title in by_title:
+            groups[name] = f"{by_title[title]}/{head}"
+    return dict(sorted(groups.items()))
 
 
 def _collections(runs: Iterable[Trial]) -> list[EvaluationConfig]:

@@ -32,7 +32,8 @@ def read_backend(folder: Path, settings: Mapping[str, Any]) -> tokenizers.Tokeni
     """Make the backend of a tokenizer from the first kind of tokenizer files that ``folder`` has.
 
     The order is tokenizer.json, vocab.txt of BERT, vocab.json and merges.txt of RoBERTa, then whatever
-    transformers can read. ``settings`` is the content of tokenizer_config.json.
+    transformers can read. ``settings`` is the content of tokenizer_config.json. Texts of a tokenizer whose
+    own code adds an end token get it without that code, such as those of gte-Qwen2.
 
     Raises:
         CorruptError: A file is damaged.
@@ -54,9 +55,28 @@ def read_backend(folder: Path, settings: Mapping[str, Any]) -> tokenizers.Tokeni
                 strip_accents=settings.get("strip_accents", own.strip_accents),
                 lowercase=settings.get("do_lower_case", own.lowercase),
             )
+        if (
+            backend is not None
+            and settings.get("add_eos_token")
+            and "AutoTokenizer" in (settings.get("auto_map") or ())
+        ):
+            _add_end(backend, settings.get("eos_token"))
     except Exception as error:  # the library raises plain Exception for what it cannot parse
         raise CorruptError(f"loading the tokenizer of {folder}: {error}") from error
     return _from_transformers(folder) if backend is None else backend
+
+
+def _add_end(backend: tokenizers.Tokenizer, token: Any) -> None:
+    """End each text with a token of the backend, unless texts end with it already."""
+    token = token.get("content") if isinstance(token, Mapping) else token
+    number = backend.token_to_id(token) if isinstance(token, str) else None
+    if number is None or backend.encode("a").ids[-1:] == [number]:
+        return
+    end = processors.TemplateProcessing(
+        single=f"$A {token}", pair=f"$A {token} $B:1 {token}:1", special_tokens=[(token, number)]
+    )
+    own = backend.post_processor
+    backend.post_processor = end if own is None else processors.Sequence([own, end])
 
 
 def _check_normalizer(file: Path) -> None:

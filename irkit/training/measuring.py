@@ -244,12 +244,19 @@ def _searches(
 
 
 def _evaluate(collection: JudgedCollection, hits: Hits, ids: Mapping[int, str]) -> Evaluation:
-    run = Run(
-        (query.id, [ids[row] for row in rows[rows >= 0].tolist()], scores[rows >= 0])
-        for query, rows, scores in zip(collection.queries, *hits, strict=True)
-    )
-    config = collection.config
-    return evaluate(run, collection.qrels, config.measures, drop_identical_ids=config.drop_identical_ids)
+    config, ranked = collection.config, []
+    for query, rows, scores in zip(collection.queries, *hits, strict=True):
+        found = [(ids[row], score) for row, score in zip(rows.tolist(), scores, strict=True) if row >= 0]
+        if config.drop_identical_ids:
+            found = [(name, score) for name, score in found if name != query.id]
+        names, values = zip(*found[: config.k], strict=True) if found else ((), ())
+        ranked.append((query.id, [*names], np.array(values, np.float32)))
+    return evaluate(Run(ranked), collection.qrels, config.measures)
+
+
+def _depth(config: EvaluationConfig) -> int:
+    """Return how many documents a search returns: one more where a query itself may be among them."""
+    return config.k + config.drop_identical_ids
 
 
 class _Search(ABC):
@@ -304,7 +311,7 @@ class _ExactSearch(_Search):
         attends = self._attention is not None
         self.costs = _SumOfCosts(several) if isinstance(several, Several) else Costs(queries, attends)
         self.other_costs = {}
-        self._best = TopK(len(queries), collection.config.k)
+        self._best = TopK(len(queries), _depth(collection.config))
 
     def _add(self, documents: Representation, names: Sequence[str], rows: npt.NDArray[np.int64]) -> None:
         if self._attention is not None:
@@ -356,7 +363,7 @@ class _IndexSearch(_Search):
         """Search each query on its own, and return the best documents."""
         self._index.finish()
         self._store.publish()
-        k = self.collection.config.k
+        k = _depth(self.collection.config)
         self._index.search(self._queries[:1], k)  # loads what every search needs
         start = time.perf_counter()
         parts = [self._index.search(self._queries[i : i + 1], k) for i in range(len(self._queries))]

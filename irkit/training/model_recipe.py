@@ -56,7 +56,7 @@ class _NamedModel(Config):
     name: str
     attention: Attention = "auto"
     similarity: Literal["cosine", "dot", "maxsim", "meanmaxsim"] | None = None
-    prompts: dict[str, str] = Field(default_factory=dict)
+    prompts: dict[Side, str] = Field(default_factory=dict)
 
 
 class _CutModel(Lengths, _NamedModel):
@@ -196,7 +196,7 @@ def make_model(recipe: ModelRecipe) -> Model:
         model = make_new_model(recipe)
     else:
         model = _load(recipe)
-        model.prompts |= recipe.prompts
+        model.prompts |= {**recipe.prompts}
         if recipe.similarity is not None:
             if recipe.similarity not in SIMILARITIES[model.kind]:
                 raise ConfigError(
@@ -222,12 +222,15 @@ def trained_model(recipe: ModelRecipe, folder: Path) -> PretrainedModel:
 
 
 def _set_lengths(model: Model, recipe: Lengths) -> None:
+    lengths: dict[Side, int | None] = {"query": recipe.query_length, "document": recipe.document_length}
     if isinstance(recipe, _CutModel) and recipe.max_length is not None:
         for side in (model, model.query_model):
             if side is not None:
                 limits = [recipe.max_length, side.tokenizer.max_length]
                 side.tokenizer.max_length = min(limit for limit in limits if limit is not None)
-    lengths: dict[Side, int | None] = {"query": recipe.query_length, "document": recipe.document_length}
+        for name in lengths:
+            if (model.max_length(name) or 0) > recipe.max_length:  # a length of its head
+                model.set_length(name, recipe.max_length)
     for name, length in lengths.items():
         if length is not None:
             model.set_length(name, length)

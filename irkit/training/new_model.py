@@ -10,7 +10,7 @@ from irkit.config import Config
 from irkit.encoder import Encoder
 from irkit.encoder.presets import EncoderSizes, tite_settings
 from irkit.errors import ConfigError
-from irkit.heads import HEADS
+from irkit.heads import HEADS, Side
 from irkit.model import Model
 from irkit.model.hub import local_directory
 from irkit.tokenizer import Tokenizer
@@ -56,7 +56,7 @@ class NewModel(Lengths):
     vector: Literal["cls", "mean"] | None = None
     attention: Attention = "auto"
     similarity: Literal["cosine", "dot"] | None = None
-    prompts: dict[str, str] = Field(default_factory=dict)
+    prompts: dict[Side, str] = Field(default_factory=dict)
 
     @field_validator("preset", mode="before")
     @classmethod

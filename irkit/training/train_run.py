@@ -89,11 +89,15 @@ def prepare(recipe: TrainRecipe, out: str | Path, *, overwrite: bool = False) ->
     collections = open_collections(recipe.evaluation)
     during = [collection for collection in collections if not collection.config.at_end]
     _check_metric(arguments, during)
+
+    def evaluation(model: Model) -> dict[str, float]:
+        return _summarize(_measure(model, trainer.whole_step, during), during)
+
     trainer = Trainer(
         step,
         arguments,
         examples,
-        evaluation=(lambda model: _summarize(_measure(model, step, during), during)) if during else None,
+        evaluation=evaluation if during else None,
         callbacks=[TrainingLog(directory / "log.jsonl")],
     )
     for created in (directory / "checkpoints", directory):  # by the trainer; nothing is written yet
@@ -173,7 +177,7 @@ def run_recipe(prepared: Prepared, out: str | Path, *, overwrite: bool = False) 
 
     def measure_finished(model: Model) -> None:
         if prepared.collections:
-            results = _measure(model, prepared.step, prepared.collections)
+            results = _measure(model, prepared.trainer.whole_step, prepared.collections)
             write_costs({title: result.costs for title, result in results.items()}, directory / COSTS)
             evaluations = {title: result.evaluation for title, result in results.items()}
             write_results(evaluations, directory / "evaluation.jsonl")
@@ -220,7 +224,7 @@ def run_trainer(
         with explained(f"saving the model to {directory}"):
             for leftover in (unfinished, *directory.glob(f".{unfinished.name}-*")):  # of a killed process
                 shutil.rmtree(leftover, ignore_errors=True)
-            trainer.step.save_pretrained(unfinished)
+            trainer.whole_step.save_pretrained(unfinished)
         finish_directory(directory, unfinished, move=True)
         model.name = str(directory)
     return model

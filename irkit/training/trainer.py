@@ -269,6 +269,11 @@ class Trainer(transformers.Trainer):
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
+    @property
+    def whole_step(self) -> Any:
+        """The step with whole weights; with fsdp a copy, as of the last evaluation or `finished_model`."""
+        return self.step if self._copy is None else self._copy
+
     def finished_model(self) -> Model:
         """Return the trained model in evaluation mode, adapters merged; the best one if arguments say so."""
         return self._whole().finished_model()  # type: ignore[no-any-return]
@@ -278,10 +283,10 @@ class Trainer(transformers.Trainer):
 
         With fsdp the result is a copy, and all processes must make the call.
         """
-        if self._copy is None:
-            return self.step
-        put_weights(self._copy, trained_weights(self.step) if weights is None else weights, "all processes")
-        return self._copy
+        if self._copy is not None:
+            whole = trained_weights(self.step) if weights is None else weights
+            put_weights(self._copy, whole, "all processes")
+        return self.whole_step
 
     # resume and checkpoints
 
@@ -311,7 +316,12 @@ class Trainer(transformers.Trainer):
                 self.remove_callback(bar)
 
     def _run_epoch(self, *arguments: Any, **values: Any) -> None:
-        if self.state.global_step < self.state.max_steps:
+        stopped = any(
+            part.early_stopping_patience_counter >= part.early_stopping_patience
+            for part in self.callback_handler.callbacks
+            if isinstance(part, transformers.EarlyStoppingCallback)
+        )
+        if self.state.global_step < self.state.max_steps and not stopped:
             super()._run_epoch(*arguments, **values)  # type: ignore[no-untyped-call]
         else:  # resumed after the last step; a loader without end has no last epoch
             self.control.should_training_stop = True

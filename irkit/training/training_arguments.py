@@ -79,6 +79,7 @@ class TrainingArguments(transformers.TrainingArguments):
     lora: dict[str, Any] | None = None
     early_stopping_patience: int | None = None
     early_stopping_threshold: float = 0.0
+    restore_callback_states_from_checkpoint: bool = True  # such as that of early stopping
 
     def __post_init__(self) -> None:
         require("accelerate", "train", "Training")
@@ -91,6 +92,8 @@ class TrainingArguments(transformers.TrainingArguments):
             self.bf16 = False
         if self.eval_steps is not None and self.eval_strategy == "no":
             self.eval_strategy = "steps"
+        if self.eval_strategy == "steps" and self.eval_steps is None:
+            self.eval_steps = self.logging_steps
         if self.load_best_model_at_end or self.early_stopping_patience is not None:
             self.load_best_model_at_end = True
             self.save_strategy = "steps" if self.save_strategy == "best" else self.eval_strategy

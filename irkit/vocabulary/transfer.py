@@ -18,6 +18,7 @@ from irkit.config import read_json
 from irkit.core.ragged import Ragged
 from irkit.core.representation import Sparse
 from irkit.encoder import Encoder
+from irkit.encoder.families import encoder_config
 from irkit.encoder.inference_free import InferenceFreeEncoder
 from irkit.errors import BadTypeError, BadValueError, ConfigError
 from irkit.formats import AnyEncoder
@@ -308,8 +309,8 @@ def _set_vocabulary(encoder: AnyEncoder, rows: Tensor, special_ids: Mapping[str,
     changes = {key: number for key, number in keys.items() if settings.get(key) is not None}
     old, new = settings.get("pad_token_id"), changes.get("pad_token_id")
     if isinstance(encoder, Encoder):
-        if encoder.config.position_offset and new is not None:
-            _move_positions(encoder, new + 1 - encoder.config.position_offset)
+        later = encoder_config({**encoder.settings, **changes, "max_position_embeddings": 1 << 30})
+        _move_positions(encoder, later.position_offset - encoder.config.position_offset)
     elif new not in (None, old):
         raise ConfigError(
             f"vocabulary transfer: the padding token of a {encoder.family} has the id {old}, in the target "
@@ -321,10 +322,11 @@ def _set_vocabulary(encoder: AnyEncoder, rows: Tensor, special_ids: Mapping[str,
 def _move_positions(encoder: Encoder, by: int) -> None:
     """Shift the learned positions of an encoder by ``by`` rows, in place.
 
-    RoBERTa counts positions from the id of its padding token plus 1, so another id moves the table.
+    RoBERTa counts positions from the id of its padding token plus 1, so another id moves the table. MPNet
+    counts them from 2, whatever the id.
     """
     table = encoder.embeddings.position
-    if table is None:
+    if table is None or not by:
         return
     old = table.weight.detach()
     table.weight.data = torch.cat([old[:1].expand(by, -1), old]) if by > 0 else old[-by:].clone()
