@@ -338,6 +338,17 @@ def test_pairs_of_a_cross_encoder_come_in_items_and_are_counted(
     assert (status, f"{total} tokens in one request" in answer["error"]["message"]) == (413, True)
 
 
+def test_tokens_are_counted_before_they_are_described(
+    served: Any, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = served.catalogue.models["dense"]
+    monkeypatch.setattr(model, "limits", model.limits.model_copy(update={"tokens": 9}))
+    body = {"inputs": ["neural search", "neural"], "model": "dense"}
+    assert [len(row) for row in call("/tokenize", body)[1]] == [4, 3]
+    status, answer = call("/tokenize", body | {"inputs": ["neural search"] * 3})
+    assert (status, "12 tokens in one request" in answer["error"]) == (413, True)
+
+
 def test_token_vectors_terms_and_tokens(served: Any, call: Call) -> None:
     models = served.catalogue.models
     rows = call("/embed_all", {"inputs": ["neural search"], "prompt_name": "query"})[1]

@@ -94,6 +94,8 @@ SEARCH, DOCUMENTS = "/indexes/words/search", "/indexes/words/documents"
         ("/v2/rerank", {"query": "a", "documents": ["b"], "max_tokens_per_doc": 4096}, 200, ""),
         ("/v1/rerank", {"query": "a", "documents": [{"no": 1}]}, 422, "key text"),
         (DOCUMENTS, {"documents": []}, 401, "Bearer"),
+        (f"{DOCUMENTS}%0A", {"documents": [{"id": "new"}]}, 404, "no such path"),
+        (SEARCH, b'{"queries": {"a": 1' + b"0" * 400 + b"}}", 422, "finite"),
     ],
 )
 def test_bad_requests_are_told_what_is_wrong(
@@ -128,6 +130,7 @@ def test_bad_documents_change_nothing(served: Any, body: Any, status: int) -> No
 
 def test_bodies_are_limited(served: Any) -> None:
     assert ask(served.url, SEARCH, b" " * (2 << 20))[0] == 413
+    assert ask(served.url, "/", b" " * (2 << 20))[0] == 413
     parts = urlsplit(served.url)
     head = f"POST {SEARCH} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
     with socket.create_connection((parts.hostname, parts.port)) as link:  # of no announced length

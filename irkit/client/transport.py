@@ -62,8 +62,9 @@ class Transport:
     def exchange(self, method: str, path: str, content: bytes | None) -> tuple[int, Any, bytes]:
         """Send a request over an idle connection, or over a new one; the server may have closed idle ones."""
         while True:
-            is_old = bool(self._idle)
-            connection = self._idle.pop() if is_old else self._connect()
+            connection, is_old = self._take_idle(), True
+            if connection is None:
+                connection, is_old = self._connect(), False
             try:
                 connection.request(method, path, content, self._headers)
                 response = connection.getresponse()
@@ -84,8 +85,15 @@ class Transport:
 
     def close(self) -> None:
         """Close the connections that no thread uses."""
-        while self._idle:
-            self._idle.pop().close()
+        while (connection := self._take_idle()) is not None:
+            connection.close()
+
+    def _take_idle(self) -> http.client.HTTPConnection | None:
+        """Return a connection that no thread uses from now on; None if there is none."""
+        try:
+            return self._idle.pop()
+        except IndexError:  # another thread may have taken the last one
+            return None
 
 
 def _join(data: bytes, queries: Sequence[Any]) -> dict[str, Any]:

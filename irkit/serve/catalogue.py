@@ -67,8 +67,8 @@ class Catalogue:
             index = ServedRemote(name, address, self._load_remote, work, config.limits)
             source = str(index.retriever().about["model"]["name"])
         self.indexes[name] = index
-        if source in self._loaded:
-            self._loaded[source].indexes.append(name)
+        if (served := self._loaded.get(_model_key(source))) is not None:
+            served.indexes.append(name)
 
     def _load_remote(self, address: RemoteAddress) -> RemoteRetriever:
         """Open documents in an engine, with the model that indexes of that model have."""
@@ -81,9 +81,9 @@ class Catalogue:
 
     def _model_of(self, source: str) -> Model:
         """Return the model of an index, loaded once for all indexes."""
-        if source not in self._loaded:
+        if _model_key(source) not in self._loaded:
             self._serve(_free(Path(source).name, self.models), source)
-        return self._loaded[source].retriever_model()
+        return self._loaded[_model_key(source)].retriever_model()
 
     def _load(self, path: str) -> Retriever:
         """Open an index with the model that other indexes of that model have."""
@@ -109,11 +109,10 @@ class Catalogue:
         return ShardedRetriever.load(path, model, address=address, timeout=timeout, verify=False)
 
     def _serve(self, name: str, source: str) -> None:
-        local = str(Path(source).resolve()) if Path(source).is_dir() else source
-        if local not in self._loaded:
-            model = _load_model(source, self.config)
-            self._loaded[local] = ServedModel(name, model, self.config.limits)
-        served = self.models[name] = self._loaded[local]
+        key = _model_key(source)
+        if key not in self._loaded:
+            self._loaded[key] = ServedModel(name, _load_model(source, self.config), self.config.limits)
+        served = self.models[name] = self._loaded[key]
         self.models |= {f"{name}/{head}": part for head, part in served.heads.items()}
 
     def model(self, name: str | None = None) -> ServedModel:
@@ -149,11 +148,17 @@ class Catalogue:
 
         Raises:
             BadValueError: A line of the keys is malformed; all stays as it was.
-            StorageError: The keys or an index cannot be read; what was not read yet stays as it was.
+            StorageError: The keys, or some of the indexes, cannot be read; these stay as they were.
         """
         self.config = with_new_keys(self.config)
+        problems = []
         for index in self.indexes.values():
-            index.reload()
+            try:
+                index.reload()
+            except StorageError as error:
+                problems.append(str(error))
+        if problems:
+            raise StorageError("; ".join(problems))
 
     async def close(self) -> None:
         """Close all models and indexes, once their running requests have ended."""
@@ -238,6 +243,11 @@ def _lookup(items: Mapping[str, T], name: str, what: str) -> T:
         hint = suggest(name, items) if items else "the server has none"
         raise Problem(404, f"there is no {what} {name[:60]!r}; {hint}")
     return items[name]
+
+
+def _model_key(source: str) -> str:
+    """Return one name for all ways to name a model directory."""
+    return str(Path(source).resolve()) if Path(source).is_dir() else source
 
 
 def _free(name: str, taken: Mapping[str, Any]) -> str:

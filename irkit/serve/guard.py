@@ -23,7 +23,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 LOG = logging.getLogger("irkit.serve")
 OPEN = frozenset({"/", "/health", "/ready", "/ping"})
-"""Paths that need no key and count for no limit; and so do those below ``/static/``."""
+"""Paths whose GET needs no key and counts for no limit; and so do those below ``/static/``."""
 _SMALL = 1 << 16  # bytes: about what a connection buffers anyway
 _ID = re.compile(rb"[\w.:-]{1,64}")
 
@@ -76,15 +76,17 @@ class Guard:
 
     async def _admit(self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send) -> None:
         """Check what can be checked before the route is known, read the body, and run the app."""
-        path, limits = scope["path"], self._catalogue.config.limits
-        if path in OPEN or path.startswith("/static/"):
+        path, method, limits = scope["path"], scope["method"], self._catalogue.config.limits
+        if not path.isprintable():  # a route also matches its path with a line break at the end
+            raise Problem(404, "no such path")
+        if method == "GET" and (path in OPEN or path.startswith("/static/")):
             await self._app(scope, receive, send)
             return
         if not self._catalogue.ready:
             raise Problem(503, "the server is starting or shutting down")
-        writes = path.endswith("/documents") and scope["method"] not in ("GET", "HEAD", "OPTIONS")
+        reads = method in ("GET", "OPTIONS") or (method == "POST" and not path.endswith("/documents"))
         keys = self._catalogue.config.keys
-        check_access(keys, "write" if writes else "read", headers.get(b"authorization", b""))
+        check_access(keys, "read" if reads else "write", headers.get(b"authorization", b""))
         body = await self._read_body(headers, receive)
         try:
             if self._running >= limits.requests:

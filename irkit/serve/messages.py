@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -15,7 +15,7 @@ T = TypeVar("T")
 def _check_weights(value: Any) -> Any:
     """Refuse weights at the first wrong one; pydantic would describe each of them."""
     weights = value.values() if isinstance(value, dict) else ()
-    if not all(type(weight) in (int, float) and math.isfinite(weight) for weight in weights):
+    if not all(type(weight) in (int, float) and abs(weight) <= sys.float_info.max for weight in weights):
         raise ValueError("expected weights that are finite numbers")
     return value
 

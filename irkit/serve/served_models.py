@@ -156,20 +156,28 @@ class ServedModel:
         Args:
             texts: Texts.
             special: Whether special tokens are added.
+
+        Raises:
+            Problem: They have too many tokens.
         """
         tokenizer = self.retriever_model().tokenizer
         known = set(tokenizer.special_tokens())
 
-        def split(text: str) -> list[dict[str, Any]]:
-            used = tokenizer if special else self._plain
-            ids, spans = used([text], max_length=_UNCUT).values, used.token_spans(text, max_length=_UNCUT)
+        used = tokenizer if special else self._plain
+
+        def split(text: str, ids: torch.Tensor) -> list[dict[str, Any]]:
             return [
                 {"id": number, "text": span.token, "special": number in known}
                 | {"start": span.start, "stop": span.end}
-                for number, span in zip(ids.tolist(), spans, strict=True)
+                for number, span in zip(ids.tolist(), used.token_spans(text, max_length=_UNCUT), strict=True)
             ]
 
-        return await asyncio.to_thread(lambda: [split(text) for text in texts])
+        def split_all() -> list[list[dict[str, Any]]]:
+            rows = used(texts, max_length=_UNCUT)
+            self._total(rows.lengths)  # a token here takes a hundred times its bytes
+            return [split(text, ids) for text, ids in zip(texts, rows, strict=True)]
+
+        return await asyncio.to_thread(split_all)
 
     def _tokenize(self, pipeline: Pipeline, texts: Sequence[str], cut: bool) -> Ragged:
         tokens = pipeline.tokenize(texts)

@@ -76,9 +76,13 @@ class ServedRemote(ServedIndex):
         return self._retriever
 
     def reload(self) -> None:
-        """Open the documents again."""
+        """Open the documents again, unless they are in a folder that Qdrant has locked since it was opened."""
+        if self._address.engine == "qdrant" and "://" not in self._address.location:
+            return
         with self._turn:
+            old = self.retriever()
             super().reload()
+            old.close()
 
     def count(self) -> int:
         """Return the number of documents, as it was some seconds ago."""
