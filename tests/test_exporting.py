@@ -119,6 +119,20 @@ def test_each_head_has_a_column(several: Retriever, to: str, tmp_path: Path) -> 
         assert dict(row["vector_sparse"]) == {terms[term]: weight for term, weight in weights}
 
 
+def test_lancedb_takes_integers_that_no_float64_holds(tmp_path: Path) -> None:
+    pytest.importorskip("lancedb", reason="needs: pip install 'irkit[engines]'")
+    from irkit.remote import LanceDB
+
+    numbers = {"a": 1234567890123456789, "b": [10**400, 2**53 + 1], "c": -(10**400)}
+    items = [Document(key, key, "", {"number": numbers[key], "flag": True}, [1.0, 0.5]) for key in numbers]
+    with Retriever.build("vectors", items, tmp_path / "index") as retriever:
+        export(retriever, "lancedb", tmp_path / "out")
+    with LanceDB(tmp_path / "out") as remote:
+        found = {hit.id: hit.metadata["number"] for hit in remote.search([1.0, 0.5], k=3)}
+        assert found == numbers
+        assert not remote.search([1.0, 0.5], k=3, filter={"flag": {"not in": [True]}})
+
+
 @pytest.mark.parametrize("to", ["opensearch", "elasticsearch", "vespa", "lancedb"])
 def test_several_heads_are_refused_where_a_document_has_one_vector(
     several: Retriever, to: str, tmp_path: Path

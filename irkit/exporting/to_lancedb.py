@@ -9,6 +9,8 @@ scans them, which is exact; `create_index` of LanceDB makes one.
 from __future__ import annotations
 
 import json
+import math
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -74,10 +76,18 @@ def _schema(arrow: Any, contents: Contents, struct: dict[str, bool]) -> Any:
 
 
 def _values(value: Any, in_lists: bool) -> Any:
-    """Return a value as its column has it: in a column of lists as a list, from which null is left out."""
-    if not in_lists or value is None:
-        return value
-    return [item for item in (value if isinstance(value, list) else [value]) if item is not None]
+    """Return a value as its column has it: in a column of lists as a list, from which null is left out.
+
+    Numbers are float64, which holds no large integer exactly; ``json`` has them as they are.
+    """
+    if in_lists and value is not None:
+        items = value if isinstance(value, list) else [value]
+        return [_values(item, False) for item in items if item is not None]
+    if type(value) is int:
+        if abs(value) > sys.float_info.max:
+            return math.inf if value > 0 else -math.inf
+        return float(value)
+    return value
 
 
 TARGET = Target(_write, ("dense", "multi_vector"), is_folder=True)

@@ -8,6 +8,7 @@ numbers.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ COLLECTION = "documents"
 
 _NUMBERS = 500_000  # of vectors in one request, which a server limits to 32 MB
 _POINTS = 256  # in one request
+_DIGITS = 20  # bytes of a number in JSON; so many bytes of a payload count as one
 
 
 def split_address(address: str) -> tuple[str, str]:
@@ -56,6 +58,7 @@ def point_batches(contents: Contents) -> Iterator[list[Exported]]:
     for item in contents:
         vectors = contents.vectors(item).values()
         size = sum(len(vector[0]) if isinstance(vector, tuple) else vector.size for vector in vectors)
+        size += len(json.dumps(payload(item))) // _DIGITS
         if batch and (len(batch) == _POINTS or count + size > _NUMBERS):
             yield batch
             batch, count = [], 0

@@ -34,6 +34,7 @@ call, whose count may be 0, and ends with the first call of another stage. ``tot
 """
 
 _TOKENS = 128  # tokens per document, as an estimate
+_PAIRS = 16  # queries and documents that are scored at once, at least
 
 
 class Index(ABC):
@@ -257,7 +258,7 @@ class Index(ABC):
                 scores[part] = pair_scores(self._metric, queries[part].arrays()["values"], values, chosen)
         elif isinstance(queries, MultiVector):
             pairs = np.argwhere(filled)
-            size = max(1, numbers // (4 * _TOKENS * max(1, self.dim)))  # so many stay in the cache
+            size = max(_PAIRS, numbers // (4 * _TOKENS * max(1, self.dim)))  # so many stay in the cache
             for start in range(0, len(pairs), size):
                 query, column = pairs[start : start + size].T
                 scores[query, column] = self._score_pairs(queries, query, rows[query, column])

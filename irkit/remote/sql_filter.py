@@ -58,7 +58,7 @@ def _condition(condition: Condition, types: Mapping[str, tuple[str, bool]]) -> s
             f"filter: {key!r} {sign} {brief(operand)}: documents have lists or values of several types, "
             "which LanceDB does not order; use ==, in or all"
         )
-    if is_string != (kind == "string"):
+    if is_string != (kind == "string") or kind == "boolean":  # booleans are marks, and have no column
         return "false"
     if sign == "prefix":
         return f"coalesce(starts_with({_column(key)}, {_quote(operand)}), false)"
@@ -74,7 +74,7 @@ def _equal(key: str, value: Any, types: Mapping[str, tuple[str, bool]]) -> str:
             f"filter: {key!r} is compared with {brief(value)}: documents have values of several types, for "
             "which LanceDB has no column; give a key one type"
         )
-    if isinstance(value, str) != (kind == "string"):
+    if isinstance(value, str) != (kind == "string") or kind == "boolean":
         return "false"
     test = f"array_has({_column(key)}, {_literal(key, value)})"
     return f"coalesce({test if in_lists else f'{_column(key)} = {_literal(key, value)}'}, false)"
