@@ -274,7 +274,7 @@ def test_negative_scores_come_after_positive_ones_however_few_hits_are_wanted(
     records = [{"_id": name, "text": "", "vector": vector} for name, vector in vectors.items()]
     with Retriever.build(Impacts(), records, tmp_path / "index", index={"kind": kind}) as retriever:
         scores = {"good": 1.0, "bad": -2.0, "worse": -3.0}
-        for k in (1, 2, 3, 33):
+        for k in (1, 2, 3, 31, 32, 33):
             hits = retriever.search(query, k)
             assert {hit.id: hit.score for hit in hits} == dict(list(scores.items())[:k])
         assert [hit.id for hit in retriever.search(query, 1, offset=1)] == ["bad"]

@@ -64,6 +64,14 @@ def test_additions_make_segments_that_merge_and_new_centroids_when_many(tmp_path
     assert index.stats()["bytes"] < 2000 * (4 * DIM + 40) + 60_000
 
 
+def test_there_may_be_more_segments_than_letters(tmp_path: Path, small_limits: Callable[..., None]) -> None:
+    small_limits(dense_scan=20, dense_scan_per_hit=1, dense_points=8, dense_segment=20)
+    data = vectors(600)
+    index = build(tmp_path / "index", data, DenseConfig())
+    assert index.stats()["segments"] == 30
+    assert recall(open_index(Store.open(tmp_path / "index", verify=True)), data) > 0.9
+
+
 def test_a_single_query_finds_what_several_find(tmp_path: Path) -> None:
     data, queries = vectors(500), vectors(9, 5)
     index = build(tmp_path / "index", data, DenseConfig(keep="float32"))

@@ -38,6 +38,7 @@ from irkit.index.clustering import (
     build_lists,
     centroid_count,
     fit_tokens,
+    make_hubs,
     read_lists,
     sample_positions,
     train_centroids,
@@ -123,6 +124,14 @@ def test_centroids_that_are_added_are_as_long_as_the_first(tmp_path: Path) -> No
     lengths = np.linalg.norm(index.store.read("centroids.bin").astype(np.float32), axis=1)
     assert len(lengths) > first
     np.testing.assert_allclose(lengths, 20, rtol=2e-3)
+
+
+def test_hubs_have_length_1_whatever_the_length_of_centroids() -> None:
+    rng = np.random.default_rng(0)
+    distinct = 8 * np.eye(24, dtype=np.float32)[rng.integers(0, 12, 2048)]  # many hubs get no centroid
+    vectors, near = make_hubs(distinct)
+    assert len(vectors) == near.shape[0] == math.isqrt(32 * 2048)
+    np.testing.assert_allclose(np.linalg.norm(vectors.astype(np.float32), axis=1), 1, atol=2e-3)
 
 
 def test_a_build_that_was_killed_before_its_lists_is_searched_as_it_is(tmp_path: Path) -> None:

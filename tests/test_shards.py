@@ -555,6 +555,78 @@ def test_a_killed_build_ends_as_one_that_was_not(tmp_path: Path) -> None:
         assert len(list(path.glob("shard-*"))) == 3
 
 
+def test_a_killed_build_is_resumed_in_smaller_chunks(tmp_path: Path) -> None:
+    source = Source("bm25", 4)
+    documents = [source.document(f"d{number}") for number in range(50)]
+
+    def build(path: Path, chunk: int) -> None:
+        Retriever.build("bm25", documents, path, shards=2, chunk_size=chunk).close()
+
+    build(tmp_path / "whole", 20)
+    queries = [source.query() for _ in range(9)]
+    with Retriever.load(tmp_path / "whole") as whole:
+        wanted = whole.search(queries, 20)
+    for commit in range(4, 14):
+        path = tmp_path / str(commit)
+        die_at(commit, lambda path=path: build(path, 20))  # type: ignore[misc]
+        if not (path / "irkit.json").exists():
+            build(path, 6)
+        with Retriever.load(path, verify=True) as resumed:
+            assert [document.id for document in resumed.documents] == [each["_id"] for each in documents]
+            assert resumed.search(queries, 20) == wanted
+
+
+def test_a_failed_step_of_a_change_undoes_the_change_in_all_shards(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    items = [(f"d{number}", rng.standard_normal((2, 4)).astype(np.float32)) for number in range(20)]
+    new = [(f"n{number}", rng.standard_normal((2, 4)).astype(np.float32)) for number in range(8)]
+    many = Retriever.build("vectors", items, tmp_path / "index", index="plaid", shards=3)
+    before, query = many.search(items[0][1], 20), items[0][1]
+    name = next(name for name in map(str, range(99)) if shard_of([name], 3)[0] == 0)  # not the last shard
+    large = (name, np.full((2, 4), 1e6, np.float32))  # for float16
+    failed = pytest.raises(StorageError, match="a step of this update failed")
+    with failed, many.store.update(), contextlib.suppress(BadValueError):
+        many.add([*new, large])
+    for each in (many, Retriever.load(tmp_path / "index", verify=True)):
+        assert (len(each), each.search(query, 20)) == (20, before)
+    many.add(new)
+    assert len(many.search(query, 30)) == 28
+
+
+def test_an_addition_may_leave_a_shard_out(tmp_path: Path) -> None:
+    """The tokens of all shards but one wait for centroids, and no shard keeps its tokens otherwise."""
+    rng = np.random.default_rng(0)
+
+    def tokens(name: str, count: int) -> tuple[str, Any]:
+        return name, rng.standard_normal((count, 8)).astype(np.float32)
+
+    names = [f"n{number}" for number in range(40)]
+    left_out = shard_of(names, 3)[0]
+    kept = [name for name, shard in zip(names, shard_of(names, 3), strict=True) if shard != left_out]
+    with use_limits(replace(SMALL, narrow=20)):
+        first = [tokens(f"d{number}", 12) for number in range(30)]
+        second = [tokens(name, 12) for name in kept]
+        one = Retriever.build("vectors", first, tmp_path / "one", index="plaid")
+        many = Retriever.build("vectors", first, tmp_path / "many", index="plaid", shards=3)
+        queries = [vector for _, vector in (tokens("q", 4) for _ in range(6))]
+        for retriever in (one, many):
+            retriever.add(second)
+        assert many.search(queries, 20) == one.search(queries, 20)
+        many.close()
+        reshard(tmp_path / "many", 2)  # also where one shard has had no wide codes to add
+        assert Retriever.load(tmp_path / "many").search(queries, 20) == one.search(queries, 20)
+
+
+def test_no_queries_have_no_hits(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    items = [(f"d{number}", rng.standard_normal(8).astype(np.float32)) for number in range(400)]
+    with use_limits(SMALL):
+        for index in ("flat", "dense"):
+            many = Retriever.build("vectors", items[:390], tmp_path / index, index=index, shards=2)
+            many.add(items[390:])
+            assert many.index.search(Dense(torch.zeros(0, 8)), 3).rows.shape == (0, 3)
+
+
 def test_a_killed_reshard_leaves_the_index_and_can_be_repeated(tmp_path: Path) -> None:
     source = Source("bm25", 5)
     documents = [source.document(f"d{number}") for number in range(40)]

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from irkit.errors import BadValueError, CorruptError, LockedError, StorageError
-from irkit.index.array_files import Entry, Manifest
+from irkit.index.array_files import Entry, Manifest, allocate
 from irkit.index.limits import Limits, use_limits
 from irkit.index.store import Store
 
@@ -134,6 +134,20 @@ def test_inner_updates_belong_to_the_outer_one(path: Path) -> None:
             store.append("numbers.bin", np.arange(3))
             raise KeyError
     assert files(path) == before
+
+
+def test_a_replaced_array_has_nothing_of_a_file_that_a_killed_build_left(path: Path) -> None:
+    store = Store.open(path)
+
+    def fill(file: Path) -> None:
+        file.touch()
+        allocate(file, 0, (3,), np.dtype(np.uint8))[...] = 7
+
+    with store.update():
+        left = store.path / f"blob.g{store.state.generation + 1}.bin"
+        left.write_bytes(bytes(range(1, 200)))
+        store.replace("blob.bin", fill)
+    assert Store.open(path).read("blob.bin").tolist() == [7, 7, 7]
 
 
 def test_an_update_that_changes_nothing_writes_nothing(path: Path) -> None:

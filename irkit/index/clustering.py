@@ -67,6 +67,7 @@ def make_hubs(centroids: Array) -> Hubs:
     count = math.isqrt(_HUBS * len(centroids))
     # from centroids that lie apart, as those trained within a cluster lie together
     vectors = centroids[np.arange(count) * len(centroids) // count]
+    vectors = _means_of_groups(vectors, vectors)
     for _ in range(_ROUNDS):
         order, starts = _grouped(assign(centroids, vectors), count)
         vectors = _means_of_groups(_group_sums(centroids[order], starts), vectors)

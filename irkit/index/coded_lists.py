@@ -42,8 +42,8 @@ from irkit.index.coded_rows import CodedRows, Codes, add_codes
 from irkit.index.dense_training import ListCodec, train_codec
 from irkit.index.index_base import Index, StageProgress
 from irkit.index.index_settings import DenseConfig, MuveraConfig
-from irkit.index.layout import fitting, row_blocks
-from irkit.index.segments import Segment, covered_rows, drop_segments, read_segments, segment_name
+from irkit.index.layout import fitting, row_blocks, segment_name
+from irkit.index.segments import Segment, covered_rows, drop_segments, read_segments
 from irkit.index.state import snapshot
 from irkit.index.stored_rows import StoredRows
 from irkit.index.topk import Hits, query_table

@@ -40,7 +40,7 @@ from irkit.index import bm25_index as bm25
 from irkit.index.array_files import Array
 from irkit.index.index_base import StageProgress
 from irkit.index.index_settings import InvertedConfig
-from irkit.index.layout import fitting, row_blocks
+from irkit.index.layout import fitting, row_blocks, segment_name
 from irkit.index.segments import (
     Allocate,
     Segment,
@@ -48,7 +48,6 @@ from irkit.index.segments import (
     covered_rows,
     drop_segments,
     read_segments,
-    segment_name,
 )
 from irkit.index.state import snapshot
 from irkit.index.stored_rows import StoredRows

@@ -225,10 +225,10 @@ def _check_structure(entries: Entries, about: Mapping[str, Any], need: Callable[
     for name in ("misfit", "length"):
         need(_number(about.get(name, 0)), f"{name} is {about.get(name)!r:.60}")
     segments = about.get("segments", [])
-    need(isinstance(segments, list) and len(segments) <= 26, "segments")
+    need(isinstance(segments, list) and len(segments) <= 26 * 27, "segments")
     for number, segment in enumerate(segments):
         _check_segment(segment, need)
-        need(f"segment_{chr(ord('a') + number)}.bin" in entries, "a segment without a file")
+        need(segment_name(number) in entries, "a segment without a file")
     stops = [0, *(segment["stop"] for segment in segments)]
     starts = [*(segment["start"] for segment in segments), n]
     need(starts[:-1] == stops[:-1] and all(a <= b for a, b in pairwise([*stops, n])), "rows of segments")
@@ -236,6 +236,13 @@ def _check_structure(entries: Entries, about: Mapping[str, Any], need: Callable[
         need(about["dim"] <= max(1, entries["vocabulary.txt"].rows), "more terms than vocabulary.txt has")
     if "bm25" in about:
         _check_bm25(entries, about, need)
+
+
+def segment_name(number: int) -> str:
+    """Return the name of the array of a segment: ``segment_a.bin``, after ``z`` with two letters."""
+    first, last = divmod(number, 26)
+    letters = (chr(ord("a") + first - 1) if first else "") + chr(ord("a") + last)
+    return f"segment_{letters}.bin"
 
 
 def _check_segment(segment: Any, need: Callable[[object, str], None]) -> None:

@@ -283,13 +283,13 @@ class Plaid(StoredRows):
     def code(self, report: StageProgress) -> None:
         """Compress the tokens of the rows that are not, and drop them unless they are to be kept."""
         store, n, covered = self.store, len(self), self.covered
+        wide = store.rows("centroids.bin") > store.limits.narrow
+        if wide:  # also where no row is new: shards may exchange rows
+            with store.update():
+                store.recast("codes.bin", np.int32)
         if covered == n:
             return
         row, ends, stored = store.rows("means.bin"), self._ends(), self._first_stored()
-        wide = store.rows("centroids.bin") > store.limits.narrow
-        if wide:
-            with store.update():
-                store.recast("codes.bin", np.int32)
         report("compressing", row - covered, n - covered)
         for start, stop in row_blocks(ends, row, n, store.limits.plaid_block):
             first = int(ends[start - 1]) if start else 0

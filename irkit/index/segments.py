@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from irkit.index.array_files import Array, allocate, corrupt
+from irkit.index.layout import segment_name
 from irkit.index.store import Store
 
 Allocate: TypeAlias = Callable[[str, tuple[int, ...], Any], Array]
@@ -96,11 +97,6 @@ def drop_segments(store: Store, count: int) -> None:
 def _segments(store: Store) -> list[dict[str, Any]]:
     segments: list[dict[str, Any]] = store.meta["index"].get(_KEY, [])
     return segments
-
-
-def segment_name(number: int) -> str:
-    """Return the name of the array of a segment."""
-    return f"segment_{chr(ord('a') + number)}.bin"  # far fewer than 26, as their sizes fall geometrically
 
 
 def _views(store: Store, file: str, fields: Mapping[str, Any]) -> dict[str, Array]:

@@ -75,6 +75,7 @@ class StoreWriter(StoreReader):
         self._check_updating()
         file = self._new_file(name)
         with self._writing(file) as path:
+            path.unlink(missing_ok=True)  # of a build that was killed
             write(path)
             entry = Entry(file, "|u1", (), path.stat().st_size, 0)
             entry = replace(entry, crc32=checksum(entry.map(self.path)))

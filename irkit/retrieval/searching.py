@@ -345,10 +345,10 @@ def _search_terms(index: Index, queries: Sparse, depth: int, allowed: Array | No
     documents are ranked, one query at a time.
     """
     hits = index.search(queries, depth, allowed)
-    ends_with_zero = np.flatnonzero((hits.scores[:, -1] == 0) & (hits.rows[:, -1] >= 0))
+    with_zero = np.flatnonzero(((hits.scores == 0) & (hits.rows >= 0)).any(1))
     hits = _without_zeros(hits)
-    if len(ends_with_zero) and (index.may_be_negative or bool((queries.weights < 0).any())):
-        for query in ends_with_zero.tolist():
+    if len(with_zero) and (index.may_be_negative or bool((queries.weights < 0).any())):
+        for query in with_zero.tolist():
             ranking = _without_zeros(index.search(queries[query : query + 1], len(index), allowed))
             hits.rows[query], hits.scores[query] = ranking.rows[0, :depth], ranking.scores[0, :depth]
     return hits

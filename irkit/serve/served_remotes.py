@@ -76,7 +76,7 @@ class ServedRemote(ServedIndex):
         return self._retriever
 
     def reload(self) -> None:
-        """Open the documents again, unless they are in a folder that Qdrant has locked since it was opened."""
+        """Open the documents again, unless Qdrant has locked their folder since it was opened."""
         if self._address.engine == "qdrant" and "://" not in self._address.location:
             return
         with self._turn:

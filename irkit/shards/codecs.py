@@ -189,7 +189,8 @@ def _waiting_tokens(index: Any) -> tuple[int, int, Callable[[int, int], Array]]:
         values = np.empty((len(tokens), parts[0].dim), np.float32)
         for shard, part in enumerate(parts):
             chosen = shards[rows] == shard
-            values[chosen] = part.store.take("values.bin", tokens[chosen] - part._first_stored())
+            if chosen.any():  # a shard whose rows are all compressed may have no values
+                values[chosen] = part.store.take("values.bin", tokens[chosen] - part._first_stored())
         return values
 
     return sum(part._total() for part in parts), added, sample

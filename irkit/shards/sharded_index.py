@@ -247,6 +247,8 @@ class ShardedIndex(StoredRows):
         check_k(k)
         self._check("searching", queries)
         allowed, best = self._keep(allowed), TopK(len(queries), int(k))
+        if not len(queries):
+            return best.hits()
         masks = [None if allowed is None else allowed[numbers] for numbers in self.numbers]
         alone = len(self.parts) == 1 and in_order(self.parts[0].store)  # it chooses as one index does
         joint_searches = (

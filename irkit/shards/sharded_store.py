@@ -28,6 +28,7 @@ from irkit.index.documents import removal_list
 from irkit.index.object_store import download_index
 from irkit.index.part_store import index_records
 from irkit.index.state import Snapshot, State
+from irkit.index.store_writer import UNCHANGED
 from irkit.shards.placement import global_rows
 from irkit.utils.uris import is_uri
 
@@ -136,6 +137,9 @@ class ShardedStore(Store):
                 before = [[part.rows("hashes.bin"), part.rows(removal_list(part))] for part in self.parts]
                 adopted = self.state.serialise()
                 yield self
+                # Shards commit at the end of this block, before the whole could undo the change.
+                if any(store._own.failed for store in (self, *self.parts)):
+                    raise StorageError(f"index {self.path}: a step of this update failed; {UNCHANGED}")
                 changed = [self.state.serialise() != adopted]
                 changed += [part.state.serialise() != part.state.saved for part in self.parts]
                 if any(changed):
@@ -173,13 +177,14 @@ class ShardedStore(Store):
     def ahead(self, part: Store) -> list[int] | None:
         """Return the rows and the removals of a shard before an interrupted change; None without one.
 
-        Inside an update it is a change before this one.
+        Inside an update it is a change before this one. The documents of a build come in their order, so what
+        a shard has beyond those of the whole was stored before, in portions of whatever size.
         """
-        if part.meta.get("change", 0) <= self._changes():
-            return None
-        if self.building and BUILT in part.meta:
-            return [int(np.searchsorted(global_rows(part), self.meta["documents"])), 0]
-        return list(part.meta["before"])
+        if self.building:
+            rows = global_rows(part)
+            first = int(np.searchsorted(rows, self.meta.get("documents", 0)))
+            return [first, 0] if first < len(rows) else None
+        return list(part.meta["before"]) if part.meta.get("change", 0) > self._changes() else None
 
     def publish(self) -> None:
         """Finish a build, see `Store.publish`."""
