@@ -138,7 +138,8 @@ class ShardedStore(Store):
                 adopted = self.state.serialise()
                 yield self
                 # Shards commit at the end of this block, before the whole could undo the change.
-                if any(store._own.failed for store in (self, *self.parts)):
+                stores: list[Store] = [self, *self.parts]
+                if any(store._own.failed for store in stores):
                     raise StorageError(f"index {self.path}: a step of this update failed; {UNCHANGED}")
                 changed = [self.state.serialise() != adopted]
                 changed += [part.state.serialise() != part.state.saved for part in self.parts]

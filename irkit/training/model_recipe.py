@@ -196,7 +196,7 @@ def make_model(recipe: ModelRecipe) -> Model:
         model = make_new_model(recipe)
     else:
         model = _load(recipe)
-        model.prompts |= {**recipe.prompts}
+        model.prompts |= {str(side): prompt for side, prompt in recipe.prompts.items()}
         if recipe.similarity is not None:
             if recipe.similarity not in SIMILARITIES[model.kind]:
                 raise ConfigError(
