@@ -98,13 +98,15 @@ class LanceDB(RemoteRetriever):
         documents = []
         for start in range(0, len(ids), _TOGETHER):
             where = self._where(ids[start : start + _TOGETHER])
-            rows = self._table.search().where(where).select(_columns(True)).limit(_TOGETHER).to_list()
+            with self._asking():
+                rows = self._table.search().where(where).select(_columns(True)).limit(_TOGETHER).to_list()
             documents += [_document(row) for row in rows]
         return documents
 
     def __len__(self) -> int:
         """Return the number of documents."""
-        return int(self._table.count_rows())
+        with self._asking():
+            return int(self._table.count_rows())
 
     def close(self) -> None:
         """Do nothing: LanceDB closes its files itself."""

@@ -72,12 +72,14 @@ class Qdrant(RemoteRetriever):
             models = self._engine.models
             match = models.MatchAny(any=list(ids[start : start + _TOGETHER]))
             where = models.Filter(must=[models.FieldCondition(key="_id", match=match)])
-            documents += [_document(point.payload) for point in self._engine.scroll(where, _TOGETHER)]
+            with self._asking():
+                documents += [_document(point.payload) for point in self._engine.scroll(where, _TOGETHER)]
         return documents
 
     def __len__(self) -> int:
         """Return the number of documents."""
-        return int(self._engine.count())
+        with self._asking():
+            return int(self._engine.count())
 
     def close(self) -> None:
         """Close files and connections."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from irkit.data import Document, QueriesLike, Query, parse_queries
 from irkit.encoder_free import EncoderFreeModel
-from irkit.errors import BadValueError, CorruptError
+from irkit.errors import BadValueError, CorruptError, StorageError, reraise_as
 from irkit.evaluation.run import Run
 from irkit.exporting.contents import split_rows
 from irkit.index.array_files import Array
@@ -136,6 +136,10 @@ class RemoteRetriever(OtherRetriever):
     def close(self) -> None:
         """Close files and connections."""
 
+    def _asking(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which errors of the engine and of its client are StorageErrors."""
+        return reraise_as(StorageError, f"searching {self.name}", "is the engine up?")
+
     def _encode(self, contents: list[Any]) -> Iterator[Any]:
         """Yield, for each query, the vector or text that the engine searches with."""
         for start in range(0, len(contents), _QUERIES):
@@ -230,7 +234,9 @@ class RemoteRetriever(OtherRetriever):
             query = None if teacher else next(vectors)
             hits: list[RemoteHit] = []
             if ids and teacher is None:
-                hits = self._search(query, len(ids), self._where(ids), True, True)
+                where = self._where(ids)
+                with self._asking():
+                    hits = self._search(query, len(ids), where, True, True)
             elif teacher is not None and (documents := self.fetch(ids) if ids else []):
                 [scores] = score_checked(teacher, [item], [documents])
                 scored = zip(documents, scores.tolist(), strict=True)
@@ -257,7 +263,8 @@ class RemoteRetriever(OtherRetriever):
         self._check_group(selection, "search")
         key, depth = selection.group_by, selection.stop
         while True:
-            hits = self._search(query, depth, where, False, texts or key is not None)
+            with self._asking():
+                hits = self._search(query, depth, where, False, texts or key is not None)
             chosen, hits = self._choose(hits, selection)
             ended = len(hits) < depth or key is None or hits[-1].score < selection.threshold
             if len(chosen) >= selection.stop or ended:
