@@ -76,14 +76,12 @@ def words(tmp_path: Path) -> Retriever:
     return Retriever.build("bm25", TEXTS, tmp_path / "words", shards=2)
 
 
-def test_an_engine_that_does_not_answer_is_an_error_of_irkit(
-    words: Retriever, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: Any) -> None:
-        raise RuntimeError("connection refused")
+def test_an_engine_that_does_not_answer_is_an_error_of_irkit(words: Retriever) -> None:
+    class Down(Elsewhere):
+        def _search(self, *_: Any) -> list[RemoteHit]:
+            raise RuntimeError("connection refused")
 
-    monkeypatch.setattr(Elsewhere, "_search", fail)
-    with Elsewhere(str(words.store.path)) as far:
+    with Down(str(words.store.path)) as far:
         for ask in (lambda: far.search(QUERY), lambda: far.rerank([QUERY], [["d1"]])):
             with pytest.raises(StorageError, match="connection refused; is the engine up"):
                 ask()
