@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 from serving import KEY, ask, process
 
+from irkit import Model
 from irkit.retrieval.retriever import Retriever
 
 SEARCH = "/indexes/words/search"
@@ -139,6 +140,36 @@ def test_reload_takes_new_keys_and_indexes(served: Any, tmp_path: Path) -> None:
     for opened in (retriever, catalogue.index("words").retriever()):
         assert [hit.id for hit in opened.search("text")] == ["first"]
         opened.close()
+
+
+def test_a_reload_reads_the_indexes_behind_one_that_is_gone(served: Any, tmp_path: Path) -> None:
+    from irkit.errors import StorageError
+    from irkit.serve.catalogue import Catalogue
+    from irkit.serve.serve_config import ServeConfig
+
+    for name in ("first", "second"):
+        Retriever.build("bm25", {"old": "text"}, tmp_path / name).close()
+    catalogue = Catalogue(ServeConfig(paths=(str(tmp_path / "first"), str(tmp_path / "second"))))
+    (tmp_path / "first" / "irkit.json").rename(tmp_path / "gone.json")
+    before = catalogue.index("second").retriever()
+    with pytest.raises(StorageError, match="first"):
+        catalogue.reload()
+    assert catalogue.index("second").retriever() is not before
+
+
+def test_an_index_whose_model_directory_became_a_link_is_served(
+    served: Any, tiny_bert: Path, tmp_path: Path
+) -> None:
+    from irkit.serve.catalogue import Catalogue
+    from irkit.serve.serve_config import ServeConfig
+
+    Model.sparse(tiny_bert).save_pretrained(tmp_path / "model")
+    Retriever.build(str(tmp_path / "model"), {"a": "an index"}, tmp_path / "index").close()
+    (tmp_path / "model").rename(tmp_path / "moved")
+    (tmp_path / "model").symlink_to(tmp_path / "moved")
+    catalogue = Catalogue(ServeConfig(paths=(str(tmp_path / "index"),)))
+    assert [hit.id for hit in catalogue.index("index").retriever().search("index")] == ["a"]
+    assert [model.indexes for model in catalogue.models.values()] == [["index"]]
 
 
 @pytest.mark.slow
