@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from .._jit import compile_ir, compiled_once, cpu_features
 from .._products import vector_lanes
 from .._threads import share, threads_for
-from .cpu_tile import FRAME, TILE, Plan, write_maxsim
+from .cpu_tile import FRAME, Plan, write_maxsim
 from .reference import Tokens
 
 __all__ = ["compile_plan", "maxsim", "plan_for", "plan_for_stored"]
@@ -84,7 +84,7 @@ def maxsim(
 
     # scratch memory: the packed queries, then maxima and their positions, in whole vectors, then a tile
     size, padded_tokens = -(-n_rows // plan.lanes) * plan.lanes * words, tokens + plan.lanes
-    own_size = 2 * padded_tokens + (TILE * dim if plan.stored else 0)
+    own_size = 2 * padded_tokens + (plan.rows * dim if plan.stored else 0)
     memory = scores.new_empty(size + own_size)
     document_scales = None if documents.scales is None else documents.scales.contiguous()
     tensors = [memory, shift, query_scales, query_offsets, first, values, document_scales, document_offsets]

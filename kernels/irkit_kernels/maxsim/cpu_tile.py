@@ -2,9 +2,10 @@
 
 The ``write_*`` functions generate LLVM IR: what a docstring says is computed, the generated code computes.
 
-Each query token has one lane. A tile broadcasts 8 document tokens, word by word, and multiplies them with two
-vectors of query tokens. Its 16 sums, and then the running maxima, stay in registers, so the similarities are
-never stored and nothing is added across lanes. A word has 32 bits: a float32, 2 bfloat16 or 4 int8.
+Each query token has one lane. A tile broadcasts 4 or 8 document tokens, word by word, and multiplies them
+with two vectors of query tokens. Its 8 or 16 sums, and then the running maxima, stay in registers, so the
+similarities are never stored and nothing is added across lanes. A word has 32 bits: a float32, 2 bfloat16 or
+4 int8.
 
 Documents that are stored in fewer bits than the queries are converted to float32 tile by tile, so that the
 numbers are multiplied while they are in the first cache.
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple
 from .._simd import dot_bytes, multiply_add_words
 from .._typed import Function, Struct, Value, module, vector
 
-__all__ = ["FRAME", "TILE", "Plan", "write_maxsim"]
+__all__ = ["FRAME", "Plan", "write_maxsim"]
 
 FRAME = Struct(  # the arguments of the code, 64 bits each: addresses, then sizes
     8,
@@ -32,9 +33,7 @@ FRAME = Struct(  # the arguments of the code, 64 bits each: addresses, then size
     converted="float*",
 )
 
-TILE = 8  # document tokens per tile; the last 7 of a document take smaller tiles
-_ROWS = (TILE, 4, 2, 1)
-_VECTORS = 2  # of query tokens; with 8 rows that are 16 sums, enough to hide the latency of a multiply-add
+_VECTORS = 2  # of query tokens
 _AHEAD = 8  # document tokens between those being multiplied and those being prefetched
 _INTERLEAVED = ((0, 4, 1, 5), (2, 6, 3, 7))  # lanes of 2 vectors; two rounds of it transpose 4 vectors
 _SIGN = -0x7F7F7F80  # 0x80808080: makes 4 signed bytes unsigned, adding 128 to each
@@ -62,6 +61,15 @@ class Plan(NamedTuple):
         return {"float32": 1, "bfloat16": 2, "int8": 4}[self.kind]
 
     @property
+    def rows(self) -> int:
+        """Document tokens per tile; the last ones of a document take smaller tiles.
+
+        Two sums per row hide the latency of multiply-adds and fit into half of the vector registers:
+        AVX2 has 16, AVX-512 and NEON have 32.
+        """
+        return 4 if self.lanes == 8 else 8
+
+    @property
     def floats(self) -> str:
         """Kind of a vector of float32."""
         return vector(self.lanes, "float")
@@ -74,7 +82,8 @@ class Plan(NamedTuple):
 
 def write_maxsim(plan: Plan) -> str:
     """Return the LLVM IR module of ``maxsim(frame)``; the frame holds the arguments, see `FRAME`."""
-    tiles = [_tile(plan, vectors, rows) for vectors in range(1, _VECTORS + 1) for rows in _ROWS]
+    sizes = [plan.rows >> i for i in range(plan.rows.bit_length())]
+    tiles = [_tile(plan, vectors, rows) for vectors in range(1, _VECTORS + 1) for rows in sizes]
     return module(*tiles, _sum(plan), _pack(plan), *([_convert(plan)] if plan.stored else []), _main(plan))
 
 
@@ -301,12 +310,15 @@ def _block(
         tensors = (best, best_token, shift, scales)
         x.call(f"tile{vectors}x{rows}", queries, documents, f.words, row.to("i32"), *tensors)
 
-    with x.range(0, count & -_ROWS[0], _ROWS[0]) as loop:
-        tile(_ROWS[0], loop.i)
-    for rows in _ROWS[1:]:
+    rows = plan.rows
+    with x.range(0, count & -rows, rows) as loop:
+        tile(rows, loop.i)
+    rows //= 2
+    while rows:
         more, start = (count & rows) != 0, count & -2 * rows
         with x.when(more):
             tile(rows, start)
+        rows //= 2
 
     if plan.kind == "int8":
         with x.when(has_tokens):

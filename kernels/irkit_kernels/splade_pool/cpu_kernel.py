@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from .._jit import compile_ir, compiled_once, cpu_features
 from .._products import vector_lanes
 from .._threads import share, threads_for
-from .cpu_tile import BLOCK, ROWS, Plan, write_ir
+from .cpu_tile import BLOCK, Plan, write_ir
 
 __all__ = ["compile_plan", "maxima", "plan_for"]
 
@@ -59,7 +59,7 @@ def maxima(
     outputs = best.data_ptr(), argmax.data_ptr() if with_argmax else 0
 
     def run(start: int, stop: int) -> None:
-        logits = torch.empty(ROWS * BLOCK + plan.lanes, dtype=torch.float32, device="cpu")
+        logits = torch.empty(plan.rows * BLOCK + plan.lanes, dtype=torch.float32, device="cpu")
         step = v if _readable(weight, plan) else _TERMS
         for first in range(start, stop, step):
             last = min(first + step, stop)
@@ -69,7 +69,7 @@ def maxima(
             kernel(*pointers, *outputs, logits.data_ptr(), words, tokens, block, v, first, last)
 
     work = tokens * v * d
-    share(run, v, threads_for(work, _MIN_WORK), multiple=ROWS)
+    share(run, v, threads_for(work, _MIN_WORK), multiple=plan.rows)
     return best, argmax
 
 

@@ -2,10 +2,10 @@
 
 The ``write_*`` functions generate LLVM IR: what a docstring says is computed, the generated code computes.
 
-Each token has one lane. A tile broadcasts 8 rows of the vocabulary matrix, word by word and straight from the
-matrix, and multiplies them with two vectors of tokens. Its 16 sums stay in registers until they are logits.
-The logits of 8 terms for a block of tokens (16 KB at most) stay in the first-level cache for the maxima of
-the sequences. A word has 32 bits: a float32 or 2 bfloat16.
+Each token has one lane. A tile broadcasts 4 or 8 rows of the vocabulary matrix, word by word and straight
+from the matrix, and multiplies them with two vectors of tokens. Its 8 or 16 sums stay in registers until they
+are logits. The logits of these terms for a block of tokens (16 KB at most) stay in the first-level cache for
+the maxima of the sequences. A word has 32 bits: a float32 or 2 bfloat16.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from .._simd import multiply_add_words
 from .._typed import Carried, Function, Value, module, vector
 
-__all__ = ["BLOCK", "ROWS", "Plan", "write_ir"]
+__all__ = ["BLOCK", "Plan", "write_ir"]
 
 BLOCK = 512  # tokens per block, at most
-ROWS = 8  # terms per tile; the last 7 take smaller tiles
-_VECTORS = 2  # of tokens; with 8 rows that are 16 sums, enough to hide the latency of a multiply-add
+_VECTORS = 2  # of tokens
 _LAST = 2**31 - 1
 
 
@@ -42,6 +41,15 @@ class Plan:
         return {"float32": 1, "bfloat16": 2}[self.kind]
 
     @property
+    def rows(self) -> int:
+        """Terms per tile; the last ones take smaller tiles.
+
+        Two sums per row hide the latency of multiply-adds and fit into half of the vector registers:
+        AVX2 has 16, AVX-512 and NEON have 32.
+        """
+        return 4 if self.lanes == 8 else 8
+
+    @property
     def floats(self) -> str:
         """Kind of a vector of float32."""
         return vector(self.lanes, "float")
@@ -54,7 +62,7 @@ class Plan:
 
 def write_ir(plan: Plan) -> str:
     """Return the LLVM IR module of ``splade_pool`` as text; `_main` lists its arguments."""
-    sizes = [ROWS >> i for i in range(ROWS.bit_length())]
+    sizes = [plan.rows >> i for i in range(plan.rows.bit_length())]
     tiles = [_tile(plan, vectors, rows) for vectors in range(1, _VECTORS + 1) for rows in sizes]
     return module(*tiles, _maximum(plan), _main(plan))
 
@@ -140,7 +148,7 @@ def _main(plan: Plan) -> Function:
 
     Tokens are packed as ``[vector][word][lane]``. Block ``b`` has ``block_size`` tokens, a multiple of two
     vectors, which belong to sequences ``spans[b, 0]`` to ``spans[b, 1]``. ``weight`` starts with term
-    ``start``. ``logits`` is scratch memory of `ROWS` rows and a vector.
+    ``start``. ``logits`` is scratch memory of `Plan.rows` rows and a vector.
     """
     x = Function(
         "splade_pool",
@@ -193,11 +201,11 @@ def _main(plan: Plan) -> Function:
                     row_logits = sequence_logits.at(BLOCK * row)
                     x.call("maximum", row_logits, length, token, best.at(output), token_output)
 
-        # 8 terms at a time, then 4, 2 and 1
-        n_terms = stop - start
-        with x.range(start, start + (n_terms & -ROWS), ROWS) as loop:
-            terms(ROWS, loop.i)
-        rows = ROWS // 2
+        # as many terms as a tile has, then half as many, until 1
+        n_terms, rows = stop - start, plan.rows
+        with x.range(start, start + (n_terms & -rows), rows) as loop:
+            terms(rows, loop.i)
+        rows //= 2
         while rows:
             more, term = (n_terms & rows) != 0, start + (n_terms & -2 * rows)
             with x.when(more):
