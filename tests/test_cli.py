@@ -345,6 +345,8 @@ def test_measures(call: Call, place: Path, tmp_path: Path) -> None:
     expected = evaluate(tmp_path / "run.trec", QRELS, "nDCG@10 RR@10").mean
     assert out == "measure\tvalue\n" + "".join(f"{name}\t{value:.4f}\n" for name, value in expected.items())
     assert call(*words)[1] == out
+    code, _, err = call(*words, "--k", "9")
+    assert (code, err.count("looks at 10 documents per query, but --k is 9")) == (0, 2)
 
 
 def test_pages_thresholds_groups_and_fields(call: Call, place: Path) -> None:
@@ -593,6 +595,7 @@ def test_encode_leaves_nothing_half_written(call: Call, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_index_on_two_devices(call: Call, place: Path, tmp_path: Path) -> None:
     words = ("--dtype", "float32", "--set", "chunk_size=3", "--device", "cpu,cpu")
     assert call("index", "model", "beir", "--out", tmp_path / "i", *words)[0] == 0

@@ -16,7 +16,7 @@ from irkit.errors import BadValueError, ConfigError, StorageError
 from irkit.evaluation.measures import Evaluation
 from irkit.index import index_names
 from irkit.training.interaction import MVA, PooledAttention
-from irkit.training.measuring import Costs, measure
+from irkit.training.measuring import measure
 from irkit.training.result_files import read_costs, write_costs
 from irkit.training.train_recipe import TrainRecipe
 from irkit.training.train_run import prepare
@@ -27,6 +27,7 @@ from irkit.training.validation import (
     open_collections,
     summarize,
 )
+from irkit.training.vector_costs import Costs
 
 TEXTS = ["a search index", "neural text model", "the token of a model", "vector search", "an index of text"]
 
@@ -209,6 +210,13 @@ def test_a_run_is_reranked_by_scores_of_its_pairs_alone(
     assert sum(compared) == 8
 
 
+@pytest.mark.parametrize("name", ["R@31", "recall_31"])
+def test_a_measure_of_more_documents_than_are_retrieved_is_refused(name: str, collection: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"{name} looks at 31 documents .* only 30 .* set k: 31"):
+        open_collections([config(collection, measures=f"RR@10 {name}")])
+    assert open_collections([config(collection, measures=f"AP {name}", k=31)])
+
+
 def test_a_second_model_scores_the_best_documents_again(
     collection: Path, tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -269,7 +277,7 @@ def test_documents_with_the_id_of_the_query_may_be_ignored(collection: Path, tin
     results = measure(model, open_collections(configs))
     ranks = {name: 1 / result.evaluation.mean["RR"] for name, result in results.items()}
     assert ranks["others"] == pytest.approx(ranks["all"] - 1)  # q3 itself was first
-    least = {"k": round(ranks["all"]) - 1, "drop_identical_ids": True}
+    least = {"k": round(ranks["all"]) - 1, "measures": "RR", "drop_identical_ids": True}
     for changes in (least, least | {"index": "flat"}):
         (result,) = measure(model, open_collections([config(collection, **changes)])).values()
         assert 1 / result.evaluation.mean["RR"] == pytest.approx(ranks["others"])

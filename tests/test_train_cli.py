@@ -88,7 +88,7 @@ def test_trains_and_measures(
     if kind == "pretrained":  # a bare encoder would be taken for one with a warning
         Model.multi_vector(tiny_bert).save_pretrained("start")
         changes = {"model": "start"}
-    evaluation = {"source": str(collection), "split": "test", "k": 5}
+    evaluation = {"source": str(collection), "split": "test", "k": 10}
     settings = recipe(tiny_bert, collection, kind, evaluation=evaluation, **{"model": {}} | changes)
     settings["model"] = changes.get("model", {"kind": kind, "name": str(tiny_bert)})
     Path("recipe.yaml").write_text(yaml.safe_dump(settings))
@@ -104,7 +104,7 @@ def test_trains_and_measures(
     assert [line["step"] for line in log if "eval_nDCG@10" in line] == [0, 2, 3]
     lines = [json.loads(line) for line in Path("out/evaluation.jsonl").read_text().splitlines()]
     retriever = Retriever.build("out", str(collection), "index")
-    expected = evaluate(retriever.run(str(collection), 5), str(collection)).per_query["nDCG@10"]
+    expected = evaluate(retriever.run(str(collection), 10), str(collection)).per_query["nDCG@10"]
     assert {line["query_id"]: line["value"] for line in lines} == expected
     assert shown.out.splitlines()[1] == f"collection\tnDCG@10\t{sum(expected.values()) / 5:.4f}"
     assert TrainRecipe.resolve("out/recipe.yaml") == TrainRecipe.resolve(

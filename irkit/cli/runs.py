@@ -45,8 +45,11 @@ def read_judged(
     measures: str,
     id_column: str | None = None,
     text_column: list[str] | None = None,
+    k: int | None = None,
 ) -> tuple[list[Query], Qrels | None]:
     """Read queries, and their judgments if ``qrels`` names any; arguments are options of the same names.
+
+    Warn if a measure looks at more documents per query than ``k``.
 
     Raises:
         BadValueError: There is a split, but no folder with splits; or a measure is unknown.
@@ -65,9 +68,12 @@ def read_judged(
         note(f"warning: {queries} holds no queries")
     if qrels is None:
         return items, None
-    from irkit.evaluation.measures import evaluate
+    from irkit.evaluation.measures import cutoffs, evaluate
 
     evaluate({"q": {"d": 1.0}}, {"q": {"d": 1}}, measures)  # a misspelt measure is an error before the work
+    for name, cutoff in cutoffs(measures).items():
+        if k is not None and cutoff > k:
+            note(f"warning: {name} looks at {cutoff} documents per query, but --k is {k}")
     return items, read_qrels(qrels, split if qrels in folders else None)
 
 
@@ -132,7 +138,7 @@ def rerank(
     options = drop_missing(offset=offset, threshold=threshold, group_by=group_by, per_group=per_group)
     parse_selection("rerank", k or 1, cast(RankOptions, options), RankOptions)  # before anything is read
     # read queries, judgments and run, and what scores the documents
-    items, judgments = read_judged(queries, qrels, split, measures, id_column, text_column)
+    items, judgments = read_judged(queries, qrels, split, measures, id_column, text_column, k)
     first = Run.read(run)
     attention = None if interaction is None else load_interaction(interaction)
     scorer = None if teacher is None else load_teacher(teacher, device=device)

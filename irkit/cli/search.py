@@ -139,9 +139,9 @@ def search(
         return
 
     # make a run of a file of queries
-    with _hint_text(queries):
-        items, judgments = read_judged(queries, qrels, split, measures, id_column, text_column)
     k = k or 1000
+    with _hint_text(queries):
+        items, judgments = read_judged(queries, qrels, split, measures, id_column, text_column, k)
     with _open(directory, choice, device, engine) as retriever:
         if (out or judgments is None) and not is_jsonl(out or "-"):
             _check_ids(retriever, items)

@@ -120,6 +120,23 @@ def _choose_queries(judgments: Qrels, run: Run, missing: str) -> Qrels:
     return {query: judgments[query] for query in (judged if missing == "skip" else judgments)}
 
 
+def cutoffs(measures: str | Iterable[str]) -> dict[str, int]:
+    """Return how many documents per query each measure looks at; measures that look at all are left out.
+
+    Raises:
+        BadValueError: A measure is unknown or has wrong parameters.
+
+    Examples:
+        >>> cutoffs("nDCG@10 AP recall_1000")
+        {'nDCG@10': 10, 'recall_1000': 1000}
+    """
+    found = {
+        name: measure.cutoff if isinstance(measure, TrecMeasure) else measure.params.get("cutoff")
+        for name, measure in _parse(measures).items()
+    }
+    return {name: cutoff for name, cutoff in found.items() if cutoff is not None}
+
+
 def _parse(measures: str | Iterable[str]) -> dict[str, Any]:
     """Parse and check measure names; return a dict {name: measure object}."""
     import ir_measures

@@ -33,10 +33,9 @@ _PLAIN = re.compile(
     r"ndcg(?:_rel)?|Rndcg|G|binG|set_(?:P|recall|relative_P|map|F)|rbp(?:_resid)?"
 )
 _RECALL, _NUMBER = r"(?:0?\.\d+|[01](?:\.0+)?)", r"-?(?:\d+\.?\d*|\.\d+)"
+_AT_RANK = ("P", "recall", "map_cut", "ndcg_cut", "relative_P", "success", "unj")
 _PARAMETERS = {  # family -> pattern of its parameters, an example
-    **dict.fromkeys(
-        ("P", "recall", "map_cut", "ndcg_cut", "relative_P", "success", "unj"), (r"[1-9]\d{0,8}", "10")
-    ),
+    **dict.fromkeys(_AT_RANK, (r"[1-9]\d{0,8}", "10")),
     "Rprec_mult": (r"(?=.*[1-9])\d{1,6}(?:\.\d{1,2})?", "0.20"),
     "iprec_at_recall": (_RECALL, "0.10"),
     "11pt_avg": (rf"{_RECALL}(?:,{_RECALL})*", "0.2,0.5,0.8"),
@@ -53,6 +52,11 @@ class TrecMeasure(NamedTuple):
     family: str
     parameters: str
     level: int
+
+    @property
+    def cutoff(self) -> int | None:
+        """Number of documents per query that the measure looks at; None looks at all."""
+        return int(self.parameters) if self.family in _AT_RANK else None
 
 
 def parse_trec_measure(name: str) -> TrecMeasure | None:

@@ -58,7 +58,7 @@ def write_costs(costs: Mapping[str, Mapping[str, float]], path: Path) -> None:
     """Write one JSON object per collection and cost: dataset, cost, value.
 
     Args:
-        costs: Costs by collection and name, see `irkit.training.measuring.Costs`.
+        costs: Costs by collection and name, see `irkit.training.vector_costs.Costs`.
         path: File to write.
 
     Raises:

@@ -33,6 +33,7 @@ from irkit.training.collapse import CollapseWatch, is_sign
 from irkit.training.learning_rates import freeze_parameters, plain_name, split_groups
 from irkit.training.losses import Loss
 from irkit.training.model_step import ModelStep, add_lora
+from irkit.training.progress_callback import ProgressCallback
 from irkit.training.regularizers import Regularizer
 from irkit.training.train_step import TrainStep
 from irkit.training.training_arguments import TrainingArguments
@@ -308,7 +309,7 @@ class Trainer(transformers.Trainer):
         resumed = str(Path(resume_from_checkpoint) / STATE) if resume_from_checkpoint else None
         transformers.set_seed(self.args.seed)  # a checkpoint restores its own random states
         with stage_progress_bar("steps") as report:
-            bar = _ProgressBar(report)
+            bar = ProgressCallback(report)
             self.add_callback(bar)
             try:
                 return super().train(resume_from_checkpoint=resumed)
@@ -392,16 +393,3 @@ class _Loader(DataLoader[Any]):
 
     def set_epoch(self, epoch: int) -> None:
         self.batch_sampler.set_epoch(epoch)  # type: ignore[union-attr]
-
-
-class _ProgressBar(transformers.TrainerCallback):
-    """Shows how many steps are done."""
-
-    def __init__(self, report: Callable[[str, int, int | None], None]) -> None:
-        self.report = report
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.report("training", state.global_step, state.max_steps)
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.report("training", 1, state.max_steps)

@@ -24,7 +24,7 @@ from irkit.data import (
     read_queries,
 )
 from irkit.errors import BadValueError, ConfigError
-from irkit.evaluation.measures import Evaluation, evaluate
+from irkit.evaluation.measures import Evaluation, cutoffs, evaluate
 from irkit.evaluation.run import Run
 from irkit.heads.multi_vector_config import TokenPooling
 from irkit.index.index_kinds import AnyIndexConfig, index_config
@@ -80,7 +80,7 @@ class EvaluationConfig(Config):
         name: Name in the results; the last part of ``source`` by default.
         measures: Measures by their names in ir-measures, separated by spaces; the first chooses the best
             model.
-        k: Number of documents retrieved per query.
+        k: Number of documents retrieved per query; no measure may look at more.
         dtype: Precision of the encoder, see `Model.from_pretrained`.
         documents: Search only this many documents: the judged ones, and others drawn at random. The values
             are then higher than on all documents, and comparable only with each other.
@@ -226,7 +226,7 @@ def open_collections(configs: Sequence[EvaluationConfig]) -> list[JudgedCollecti
         StorageError: A file cannot be read.
         BadValueError: A measure is unknown, no query or no judged document is in the collection, or a run
             has none of the queries or documents that the collection lacks.
-        ConfigError: Two collections have the same name.
+        ConfigError: Two collections have the same name, or a measure looks at more documents than ``k``.
     """
     titles = [config.title for config in configs]
     if len(set(titles)) < len(titles):
@@ -236,11 +236,21 @@ def open_collections(configs: Sequence[EvaluationConfig]) -> list[JudgedCollecti
     return [_open(config) for config in configs]
 
 
-def _open(config: EvaluationConfig) -> JudgedCollection:
-    # settings that would fail only after training
+def _check_settings(config: EvaluationConfig) -> None:
+    """Refuse settings that would fail only after training, or measure something else."""
     evaluate({"q": {"d": 1.0}}, {"q": {"d": 1}}, config.measures)  # a misspelt measure fails now
+    for name, cutoff in cutoffs(config.measures).items():
+        if cutoff > config.k:
+            raise ConfigError(
+                f"evaluation of {config.title}: {name} looks at {cutoff} documents per query, but only "
+                f"{config.k} are retrieved; set k: {cutoff}"
+            )
     if config.second_pass is not None:
         load_teacher(config.second_pass.scorer, device="cpu")  # a missing model, too
+
+
+def _open(config: EvaluationConfig) -> JudgedCollection:
+    _check_settings(config)
     qrels = read_qrels(config.source, config.split)
     queries = [query for query in read_queries(config.source, config.split) if query.id in qrels]
     source = read_documents(config.source)
