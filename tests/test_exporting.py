@@ -19,6 +19,7 @@ from irkit.exporting import export
 from irkit.exporting.contents import Contents, split_rows
 from irkit.exporting.marks import marks
 from irkit.exporting.to_opensearch import index_body
+from irkit.exporting.to_qdrant import payload, point_batches
 from irkit.exporting.to_vespa import put, schema
 from irkit.index import Limits, use_limits
 from irkit.model import Model
@@ -316,3 +317,15 @@ def test_a_document_without_tokens_is_read_again(to: str, tmp_path: Path) -> Non
         Retriever.build("vectors", {"a": []}, tmp_path / "none")
     with pytest.raises(BadValueError, match=r"shape \(0,\), expected \(4,\)"):
         Retriever.build("vectors", {"a": np.ones(4), "b": []}, tmp_path / "none")
+
+
+def test_requests_to_qdrant_are_below_the_limit_of_a_server(tmp_path: Path) -> None:
+    """Long texts count, as vectors do."""
+    documents = [Document(f"d{n}", "word " * 500_000, vector=np.ones(4, np.float32)) for n in range(30)]
+    contents = Contents(Retriever.build("vectors", documents, tmp_path / "index"), lambda count: None)
+    batches = [*point_batches(contents)]
+    assert [item.document.id for batch in batches for item in batch] == [f"d{n}" for n in range(30)]
+    for batch in batches:
+        points = [{"vector": item.vector.tolist(), "payload": payload(item)} for item in batch]
+        assert len(json.dumps(points)) < 32 << 20
+    assert len(batches) < 15  # several documents in each
