@@ -517,22 +517,23 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 @pytest.mark.data
 @pytest.mark.parametrize(
-    ("collection", "measure", "expected", "tolerance"),
+    ("collection", "expected"),
     [
-        ("scifact", "nDCG@10", 0.679, 0.004),  # 0.6789: Lucene, "flat", as Anserini publishes it
-        ("scifact", "R@100", 0.9253, 0.001),  # likewise
-        ("vaswani", "AP", 0.2891, 0.004),  # bm25s with Porter2 (0.2965: PyTerrier, k1 1.2, b 0.75)
-        ("limit-small", "nDCG@10", 0.992, 0.004),  # bm25s with Porter2
+        # 0.6789: Lucene, "flat", as Anserini publishes it; the recall likewise
+        ("scifact", {"nDCG@10": (0.679, 0.004), "R@100": (0.9253, 0.001)}),
+        ("vaswani", {"AP": (0.2891, 0.004)}),  # bm25s with Porter2 (0.2965: PyTerrier, k1 1.2, b 0.75)
+        ("limit-small", {"nDCG@10": (0.992, 0.004)}),  # bm25s with Porter2
     ],
 )
 def test_published_scores(
-    collection: str, measure: str, expected: float, tolerance: float, data_dir: Path, tmp_path: Path
+    collection: str, expected: dict[str, tuple[float, float]], data_dir: Path, tmp_path: Path
 ) -> None:
     folder = data_dir / collection
     with Retriever.build("bm25", folder, tmp_path, chunk_size=4096) as retriever:
         run = retriever.run(read_queries(folder, "test"))
-    [value] = evaluate(run, read_qrels(folder, "test"), measure).mean.values()
-    assert value == pytest.approx(expected, abs=tolerance)
+    found = evaluate(run, read_qrels(folder, "test"), [*expected]).mean
+    for measure, (value, tolerance) in expected.items():
+        assert found[measure] == pytest.approx(value, abs=tolerance)
 
 
 def test_an_index_compacted_to_nothing_is_still_of_bm25(tmp_path: Path) -> None:

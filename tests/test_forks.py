@@ -315,7 +315,7 @@ def words(tmp_path: Path) -> Retriever:
     return Retriever.build("bm25", texts, tmp_path / "words")
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("method", ["fork", "spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
 def test_pools_of_processes_search(words: Retriever, method: str) -> None:
     opened = Retriever.load(words.store.path)
     expected = opened.search(["word3", "common"], 5)

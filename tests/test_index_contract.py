@@ -322,7 +322,7 @@ def test_finds_most_of_the_best(backend: Backend) -> None:
         assert recall >= (1 if backend.exact else 0.9)
 
 
-@pytest.mark.parametrize("seed", [4, 6])
+@pytest.mark.parametrize("seed", [4, pytest.param(6, marks=pytest.mark.slow)])
 def test_finds_the_best_of_what_a_filter_allows(backend: Backend, seed: int) -> None:
     rng = np.random.default_rng(seed)
     data = reals(backend, 1500, rng)

@@ -45,7 +45,14 @@ def build(path: Path, **options: Any) -> Index:
 )
 @pytest.mark.parametrize(
     "options",
-    [{"keep": "none"}, {"keep": "none", "bits": 2}, {"keep": "int8"}, {"bits": 4}, {"keep": "float32"}],
+    [
+        {"keep": "none"},
+        {"keep": "int8"},
+        *(
+            pytest.param(options, marks=pytest.mark.slow)
+            for options in ({"keep": "none", "bits": 2}, {"bits": 4}, {"keep": "float32"})
+        ),
+    ],
     ids=str,
 )
 def test_rows_and_scores_are_those_of_the_cpu(

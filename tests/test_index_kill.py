@@ -42,8 +42,8 @@ CONFIGS: dict[str, Any] = {
     **small_indexes.CONFIGS,
     "several": {"kind": "several", "indexes": {"one": "flat", "two": {"kind": "plaid", "centroids": 8}}},
 }
-SLOW = ("dense_codes", "muvera")  # their changes are those of dense
-KINDS = [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in CONFIGS]
+QUICK = ("dense", "several")  # the latter has all files of plaid and flat, too
+KINDS = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CONFIGS]
 kind = "faiss"  # what this process works on
 
 

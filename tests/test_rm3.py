@@ -129,7 +129,7 @@ def test_command_line(words: Retriever, tmp_path: Path, capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("name", "split", "measure", "alone", "expanded"),
     [
-        ("msmarco-dl21-pool", "train", "AP", 0.448, 0.496),
+        pytest.param("msmarco-dl21-pool", "train", "AP", 0.448, 0.496, marks=pytest.mark.slow),
         ("vaswani", "test", "AP", 0.286, 0.302),
         ("scifact", "test", "nDCG@10", 0.678, 0.639),
     ],

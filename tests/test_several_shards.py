@@ -109,8 +109,14 @@ def change(retriever: Retriever) -> None:
     retriever.remove([f"d{number}" for number in range(5, 60, 6)])
 
 
-@pytest.mark.parametrize("index", [None, CODES], ids=["exact", "codes"])
-@pytest.mark.parametrize("shards", [1, 2, pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("index", "shards"),
+    [
+        pytest.param(index, shards, marks=() if (index, shards) == (CODES, 2) else pytest.mark.slow)
+        for index in (None, CODES)
+        for shards in (1, 2, 5)
+    ],
+)
 def test_shards_equal_one_index(model: Model, index: Any, shards: int, tmp_path: Path) -> None:
     documents = make(60, "d", 0)
     one = Retriever.build(model, documents, tmp_path / "one", index=index)
@@ -145,7 +151,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> RayHere:
     return ray
 
 
-@pytest.mark.parametrize("index", [None, CODES], ids=["exact", "codes"])
+@pytest.mark.parametrize("index", [pytest.param(None, marks=pytest.mark.slow), CODES], ids=["exact", "codes"])
 def test_actors_that_all_heads_share_find_what_one_index_finds(
     model: Model, index: Any, ray: RayHere, tmp_path: Path
 ) -> None:
@@ -178,7 +184,11 @@ def test_actors_that_all_heads_share_find_what_one_index_finds(
 
 
 @pytest.mark.parametrize(
-    "dense", [{"kind": "dense", "keep": "none"}, {"kind": "faiss", "factory": "IVF4,SQ8", "nprobe": 1}]
+    "dense",
+    [
+        {"kind": "dense", "keep": "none"},
+        pytest.param({"kind": "faiss", "factory": "IVF4,SQ8", "nprobe": 1}, marks=pytest.mark.slow),
+    ],
 )
 def test_every_head_grows_as_in_one_index(
     dense: dict[str, Any], model: Model, ray: RayHere, tmp_path: Path
@@ -271,7 +281,7 @@ def test_actors_search_a_state_that_they_cannot_show_here(model: Model, ray: Ray
     check_same(other, many)
 
 
-@pytest.mark.parametrize("waiting", ["dense", "multi_vector"])
+@pytest.mark.parametrize("waiting", ["dense", pytest.param("multi_vector", marks=pytest.mark.slow)])
 def test_codes_of_one_head_are_kept_by_another_number_of_shards(
     model: Model, waiting: str, tmp_path: Path
 ) -> None:

@@ -30,7 +30,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "faiss": ("dense", {"kind": "faiss", "factory": "IVF8,PQ6x4fs", "nprobe": 3, "refine": 2}),
     "plaid-tokens": ("tokens", {"kind": "plaid", "keep_tokens": True, "device": "cpu"}),
 }
-QUICK = ("dense-codes", "muvera", "faiss", "plaid")
+QUICK = ("dense-codes", "plaid")
 SOME = [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
 
 
@@ -213,7 +213,9 @@ def test_shards_of_which_some_lack_the_newest_codec_are_searched_and_get_it(
             assert best_scores(again, queries) == wanted
 
 
-@pytest.mark.parametrize("kind", ["dense-codes", "faiss", "plaid"])
+@pytest.mark.parametrize(
+    "kind", ["plaid", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("dense-codes", "faiss"))]
+)
 def test_a_build_that_is_killed_while_it_trains_ends_as_one_that_was_not(kind: str, tmp_path: Path) -> None:
     documents, index = Source(kind).documents("d", 90), KINDS[kind][1]
 

@@ -204,12 +204,12 @@ def check_kind(kind: str, tmp_path: Path, shards: tuple[int, ...], changes: int,
         assert again.documents[f"last{count}"].text == change_again["text"]
 
 
-@pytest.mark.parametrize("kind", ["bm25", "dense", "muvera-lists"])
+@pytest.mark.parametrize("kind", ["bm25", "muvera-lists"])
 def test_shards_equal_one_index(kind: str, tmp_path: Path) -> None:
     check_kind(kind, tmp_path, (3,), 2)
 
 
-@pytest.mark.parametrize("keep_tokens", [False, True])
+@pytest.mark.parametrize("keep_tokens", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_shards_of_plaid_choose_the_candidates_of_one_index(keep_tokens: bool, tmp_path: Path) -> None:
     """Each step of a search drops documents here, and centroids are trained on a part of the tokens."""
     source = Source("tokens", 6)
@@ -262,7 +262,13 @@ def real_vectors(kind: str, count: int, rng: np.random.Generator) -> list[np.nda
     return [rows[number // 2] if number % 10 == 9 else row for number, row in enumerate(rows)]
 
 
-@pytest.mark.parametrize("kind", CANDIDATES)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        kind if kind in ("dense-int8", "plaid") else pytest.param(kind, marks=pytest.mark.slow)
+        for kind in CANDIDATES
+    ],
+)
 def test_shards_choose_the_candidates_of_one_index(kind: str, tmp_path: Path) -> None:
     """With default settings a search drops most documents by their codes, the same whatever the shards."""
     model, config = CANDIDATES[kind]
@@ -315,7 +321,7 @@ def test_shards_choose_the_candidates_of_one_index(kind: str, tmp_path: Path) ->
     check()
 
 
-@pytest.mark.parametrize("kind", ["dense", "muvera", "plaid"])
+@pytest.mark.parametrize("kind", ["dense", pytest.param("muvera", marks=pytest.mark.slow), "plaid"])
 def test_a_shard_may_have_all_candidates(kind: str, tmp_path: Path) -> None:
     """All documents of a topic are in one shard, so chance does not tell how many candidates it has."""
     config, rng = CANDIDATES[kind][1], np.random.default_rng(8)

@@ -20,7 +20,7 @@ from irkit.shards import reshard
 DIM = 24
 SMALL = Limits(faiss_scan=30, faiss_scan_per_hit=1, faiss_points=1)
 
-QUICK = ["ivfpqfs", "IVF16,Flat", "PQ6x4", "SQ8"]
+QUICK = ["ivfpqfs", "SQ8"]
 SLOW = [
     *("ivf", "pq", "Flat", "IVF16_HNSW8,Flat", "PQ6x4fs", "PQ3x4fs", "PQ6", "SQ4", "SQfp16", "IVF16,SQ8"),
     *("IVF16,PQ6x4fs", "IVF16,PQ6", "OPQ6,IVF16,PQ6x4fs", "OPQ6,PQ6", "PCA8,IVF16,SQfp16", "RaBitQ"),

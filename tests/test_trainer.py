@@ -153,9 +153,9 @@ class Stop(TrainerCallback):
 @pytest.mark.parametrize(
     ("stop", "extra"),
     [
-        (3, {}),
+        pytest.param(3, {}, marks=pytest.mark.slow),
         (8, {}),
-        (5, {"gradient_accumulation_steps": 3, "tokens_per_batch": 200}),
+        pytest.param(5, {"gradient_accumulation_steps": 3, "tokens_per_batch": 200}, marks=pytest.mark.slow),
         (7, {"lora": {"r": 2}, "gradient_cache_size": 3}),
     ],
 )

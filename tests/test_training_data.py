@@ -461,7 +461,7 @@ def test_a_sample_of_a_pipe_or_with_a_limit_is_refused() -> None:
         open_data([DataConfig(source="-", streaming=True, sample=3)])
 
 
-@pytest.mark.parametrize("streaming", [True, False])
+@pytest.mark.parametrize("streaming", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_weighted_training_goes_on_as_if_nothing_had_happened(
     tiny_bert: Path, tmp_path: Path, streaming: bool
 ) -> None:

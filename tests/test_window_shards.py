@@ -122,12 +122,12 @@ def change(*retrievers: Retriever) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "shards"),
-    [("flat", 1), ("dense", 3), ("plaid", 2), ("several", 3)]
+    [("plaid", 2), ("several", 3)]
     + [
         pytest.param(kind, shards, marks=pytest.mark.slow)
         for kind in KINDS
         for shards in (1, 2, 5)
-        if (kind, shards) not in (("flat", 1), ("plaid", 2))
+        if (kind, shards) != ("plaid", 2)
     ],
 )
 def test_shards_equal_one_index(models: dict[str, Model], kind: str, shards: int, tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_shards_equal_one_index(models: dict[str, Model], kind: str, shards: int
     check_same(one, again)
 
 
-@pytest.mark.parametrize("kind", ["dense", "several"])
+@pytest.mark.parametrize("kind", ["dense", pytest.param("several", marks=pytest.mark.slow)])
 def test_one_index_becomes_shards_and_the_other_way_round(
     models: dict[str, Model], kind: str, tmp_path: Path
 ) -> None:
@@ -220,7 +220,9 @@ def test_actors_find_what_one_index_finds(
     assert {hit.id for hit in found} == {*kept}
 
 
-@pytest.mark.parametrize("verb", ["add", "update", "remove"])
+@pytest.mark.parametrize(
+    "verb", ["add", *(pytest.param(verb, marks=pytest.mark.slow) for verb in ("update", "remove"))]
+)
 def test_an_interrupted_change_is_whole_for_each_document_and_can_be_repeated(
     verb: str, models: dict[str, Model], tmp_path: Path
 ) -> None:

@@ -143,6 +143,8 @@ def test_finds_what_the_definition_finds(cpu):
 @pytest.mark.parametrize("bits", [0, 1, 2])
 @pytest.mark.parametrize("metric", [0, 1, 2])
 def test_more_rows_than_are_collected_at_once(bits, metric, cpu):
+    if DRAWN[cpu] < 15 and bits != metric:  # other CPUs' code is compiled for each
+        pytest.skip("this CPU's code is tested with all metrics")
     keeps = (bits + metric, bits + metric + 2)  # each pair of two of the three
     for keep in keeps[: 2 if DRAWN[cpu] == 15 else 1]:
         Case(0, 64, [900, 1100], 9, 1 << bits, KEEPS[keep % 4], METRICS[metric]).check(10, Effort(9, 60, 30))

@@ -61,7 +61,7 @@ def cut(found: list[tuple[Candidates, np.ndarray]], query: int, effort: Effort) 
 
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("keep", KEEPS)
-@pytest.mark.parametrize("nbits", [1, 2, 4])
+@pytest.mark.parametrize("nbits", [1, *(pytest.param(nbits, marks=pytest.mark.slow) for nbits in (2, 4))])
 def test_parts_find_what_one_searcher_finds(nbits, keep, metric):
     for seed, dim in ((0, 70), (1, 5)):
         case = Case(seed, dim, [150, 90, 60], 12, nbits, keep, metric)
