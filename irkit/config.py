@@ -75,10 +75,7 @@ class Config(BaseModel, metaclass=_Meta):
 
     def to_yaml(self) -> str:
         """Return the configuration as YAML, which `read` reads back."""
-        settings = self.model_dump(mode="json")
-        return yaml.safe_dump(
-            settings, sort_keys=False, allow_unicode=True, default_flow_style=None, width=110
-        )
+        return dump_yaml(self.model_dump(mode="json"), default_flow_style=None, width=110)
 
 
 _MOST_BYTES = 1 << 28  # of a file
@@ -87,7 +84,7 @@ _TYPES = ("null", "bool", "int", "float", "str", "seq", "map")
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads YAML 1.2 with the types of JSON: ``1e-5`` is a float, ``2024-05-01`` a string and not a date.
+    """Reads YAML 1.1 with the types of JSON: ``1e-5`` is a float, ``2024-05-01`` a string and not a date.
 
     Aliases are counted before values are built: a few lines of aliases to aliases would grow to billions of
     values, and an alias within its own anchor never ends.
@@ -127,11 +124,35 @@ _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(?:[0-9][0-9_]*)(?:\.[0-9_]*)?[eE][-+]?[0-9]+$|^[-+]?\.[0-9]+(?:[eE][-+]?[0-9]+)?$"),
-    list("-+.0123456789"),
-)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Puts a string into quotes if `_Loader`, or YAML 1.1, would read something else: ``"1e-5"``."""
+
+
+for _side in (_Loader, _Dumper):
+    _side.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(
+            r"^[-+]?(?:[0-9][0-9_]*)(?:\.[0-9_]*)?[eE][-+]?[0-9]+$|^[-+]?\.[0-9]+(?:[eE][-+]?[0-9]+)?$"
+        ),
+        list("-+.0123456789"),
+    )
+
+
+def dump_yaml(settings: Any, **options: Any) -> str:
+    """Return keys and values as YAML, which `read_mapping` and `with_overrides` read back.
+
+    Args:
+        settings: What JSON can hold.
+        options: Options of `yaml.dump`.
+
+    Examples:
+        >>> print(dump_yaml({"rate": "1e-5"}), end="")
+        rate: '1e-5'
+    """
+    written: str = yaml.dump(settings, Dumper=_Dumper, sort_keys=False, allow_unicode=True, **options)
+    return written
 
 
 _parse_yaml = partial(yaml.load, Loader=_Loader)

@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from irkit.cli.recipe_options import IndexRecipe
-from irkit.config import Config, read_json, read_mapping, with_overrides
+from irkit.config import Config, dump_yaml, read_json, read_mapping, with_overrides
 from irkit.errors import ConfigError, StorageError
 from irkit.study import StudyConfig
 from irkit.training.train_recipe import TrainRecipe
@@ -50,6 +50,12 @@ def test_yaml_numbers_and_overrides(tmp_path: Path) -> None:
         recipe.model = "frozen"
     with pytest.raises(ConfigError, match=r"Recipe: .*unknown key 'modell'; did you mean 'model'"):
         Recipe(modell="x")
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    settings = {"1e-5": ["1.5e3", "2e5", "no", "2024-05-01", "0x1F", "1_0", ".5"], "rate": 1e-5, "n": 7}
+    (tmp_path / "a.yaml").write_text(dump_yaml(settings))
+    assert read_mapping(tmp_path / "a.yaml") == settings
 
 
 def test_a_changed_copy_is_checked() -> None:

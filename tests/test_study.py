@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -64,6 +65,8 @@ def test_variants_then_every_combination_of_the_grid():
 def test_what_belongs_to_the_whole_grid_may_be_excluded_by_one_axis():
     study = study_of(grid={"a.b": [1, 2], "c": {"x": {}, "y": {}}}, exclude=[{"c": "x"}, {"a.b": 2}])
     assert list(study.changes()) == ["linear", "slow", "b=1, y"]
+    equal = study_of(grid={"a.b": [1, 2]}, exclude=[{"a.b": 2.0}])
+    assert list(equal.changes()) == ["linear", "slow", "b=1"]
 
 
 @pytest.mark.parametrize(
@@ -250,6 +253,31 @@ def test_runs_on_other_queries_are_refused():
         tabulate(runs_of(2, 1), "v0", ["d9"])
 
 
+def test_datasets_may_have_measures_of_their_own():
+    runs = runs_of(2, 2)
+    for seeds in runs.values():
+        for scores in seeds.values():
+            scores["RR@10", "d2"] = scores["RR@10", "d0"] = scores["nDCG@10", "d0"]
+    found = {(cell.measure, cell.dataset) for cell in tabulate(runs, "v0")}
+    means = {"average", "geometric mean"}
+    assert found == {("nDCG@10", name) for name in {"d0", "d1"} | means} | {
+        ("RR@10", name) for name in {"d0", "d2"} | means
+    }
+    plain = {cell for cell in map(str, tabulate(runs_of(2, 2), "v0")) if "nDCG@10" in cell}
+    assert plain == {cell for cell in map(str, tabulate(runs, "v0")) if "nDCG@10" in cell}
+
+
+def test_a_dataset_of_one_query_is_not_tested():
+    runs = runs_of(2, 2)
+    for seeds in runs.values():
+        for scores in seeds.values():
+            scores["nDCG@10", "d1"] = {"q0": scores["nDCG@10", "d1"]["q0"]}
+    tested = {(cell.dataset, cell.variant): cell.p for cell in tabulate(runs, "v0")}
+    assert tested["d0", "v1"] is not None
+    assert tested["d1", "v1"] is None
+    assert tested["average", "v1"] is None
+
+
 def test_representations_are_compared_where_a_variant_has_them():
     """A model alone stands beside the head of a model with several heads; nothing is averaged over heads."""
     runs = runs_of(2, 2)
@@ -270,7 +298,7 @@ def test_representations_are_compared_where_a_variant_has_them():
 
 
 def write_runs(out, study, runs):
-    (out / "study.yaml").write_text(yaml.safe_dump(study.model_dump(mode="json")))
+    (out / "study.yaml").write_text(study.to_yaml())
     for trial in trials(study, out):
         if scores := runs.get(trial.variant, {}).get(trial.seed):
             trial.folder.mkdir(parents=True)
@@ -446,6 +474,36 @@ def test_a_report_against_another_baseline(tmp_path):
     assert again["v0"].difference == pytest.approx(-first["v1"].difference)
     with pytest.raises(ConfigError, match="no variant 'v9'"):
         write_report(tmp_path, "v9")
+
+
+def test_names_that_look_like_numbers_are_found_again(tmp_path):
+    study = study_of(variants={"1e-5": {}, "2e5": {"train.bf16": True}}, baseline="1e-5", seeds=[0, 1])
+    runs = dict(zip(("1e-5", "2e5"), runs_of(2, 1).values(), strict=True))
+    write_runs(tmp_path, study, runs)
+    cells = write_report(tmp_path)
+    assert [cell.variant for cell in cells if cell.measure == "nDCG@10"] == ["1e-5", "2e5"]
+    assert "4 of 4 runs" in (tmp_path / "report.md").read_text()
+
+
+def test_plots_have_files_of_their_own(tmp_path):
+    runs = runs_of(3, 1)
+    for seeds in runs.values():
+        for scores in seeds.values():
+            scores["P@5", "d0"] = scores["P_5", "d0"] = scores.pop(("nDCG@10", "d0"))
+    write_runs(tmp_path, three_variants(), runs)
+    write_report(tmp_path)
+    assert {path.name for path in tmp_path.glob("*.svg")} == {"P-5.svg", "P-5-1.svg"}
+
+
+def test_damaged_scores_are_told(tmp_path):
+    write_runs(tmp_path, three_variants(), runs_of(3, 1))
+    write_report(tmp_path)
+    file = tmp_path / "scores.jsonl.gz"
+    content = file.read_bytes()
+    for position in range(12, len(content), 7):
+        file.write_bytes(content[:position] + bytes([content[position] ^ 16]) + content[position + 1 :])
+        with contextlib.suppress(CorruptError):
+            compare_variants(f"{tmp_path}:v0", f"{tmp_path}:v1")
 
 
 def test_a_report_of_nothing_yet(tmp_path):

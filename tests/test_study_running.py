@@ -294,7 +294,15 @@ def test_the_command_says_what_failed(command):
     assert len(out.splitlines()) == 3
     assert re.search(r"irkit: odd, seed 1: failed in [\d,]+ s: exit code 1: loss is nan at step 3", err)
     assert "error: 1 of 3 runs failed, such as 'odd' with seed 1: exit code 1: loss is nan at step 3" in err
-    for words in (("--report", "none"), ("study.yaml",), ("study.yaml", "--report", "out"), ()):
+    for words in (
+        ("--report", "none"),
+        ("study.yaml",),
+        ("study.yaml", "--report", "out"),
+        ("--report", "out", "--dry-run"),
+        ("--report", "out", "--set", "a=1"),
+        ("compare", "out:slow", "out:odd", "--jobs", "2"),
+        (),
+    ):
         assert command("study", *words)[0] == 2
 
 

@@ -6,10 +6,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import Field
 
-from irkit.config import Config, read_mapping, with_overrides
+from irkit.config import Config, dump_yaml, read_mapping, with_overrides
 from irkit.encoder_free.settings import BM25Config, encoder_free_index, is_encoder_free
 from irkit.errors import ConfigError
 from irkit.index.index_kinds import AnyIndexConfig, index_config
@@ -98,7 +97,7 @@ class IndexRecipe(Config):
         for name in ("bm25", "windows", "id_column", "text_column", "title_column", "metadata_columns"):
             if settings[name] is None:  # most indexes need none of these
                 del settings[name]
-        return yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
+        return dump_yaml(settings)
 
 
 def _whole_key(override: str, is_bm25: bool) -> str:

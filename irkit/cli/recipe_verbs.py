@@ -137,15 +137,18 @@ def study(
     from irkit.study import compare_variants, write_report
 
     words = words or []
+    of_runs = out is not None or jobs is not None or bool(override) or dry_run
     if words[:1] == ["compare"]:
-        if len(words) != 3 or out is not None or report is not None or baseline is not None:
+        if len(words) != 3 or of_runs or report is not None or baseline is not None:
             raise BadValueError("irkit study compare: expected two variants, A B, and no options")
         show_table(*_cell_table(compare_variants(words[1], words[2])))
         return
     # write the report of an old study again
     if report is not None:
-        if words or out is not None:
-            raise BadValueError("irkit study: --report DIR goes alone, without a study and --out")
+        if words or of_runs:
+            raise BadValueError(
+                "irkit study: --report DIR goes alone or with --baseline; leave out the study and all options"
+            )
         _show_cells(write_report(report, baseline), report)
         return
     if baseline is not None:

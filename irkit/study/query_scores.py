@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -57,6 +58,9 @@ def write_scores(scores: Scores, path: Path) -> None:
         aside.write_bytes(gzip.compress(text.encode(), mtime=0))
 
 
+_DAMAGED = (gzip.BadGzipFile, zlib.error, EOFError, KeyError, TypeError, ValueError, AttributeError)
+
+
 def read_scores(path: str | Path) -> Scores:
     """Read a file of `write_scores`, or such a file in the directory of a study.
 
@@ -74,7 +78,7 @@ def read_scores(path: str | Path) -> Scores:
         for row in rest:
             results = scores.runs.setdefault(row["variant"], {}).setdefault(int(row["seed"]), {})
             results[row["measure"], row["dataset"]] = {q: float(v) for q, v in row["values"].items()}
-    except (gzip.BadGzipFile, EOFError, KeyError, TypeError, ValueError, AttributeError) as error:
+    except _DAMAGED as error:
         raise CorruptError(f"reading {path}: no scores of a study: {error!r}") from error
     return scores
 

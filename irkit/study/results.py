@@ -72,8 +72,8 @@ def tabulate(
     Returns:
         One cell per measure, dataset and variant, sorted in this order; variants without a seed, or that were
         not measured on a dataset, have none. Cells of the average and the geometric mean over several
-        datasets come last. These cells are missing if a variant lacks a dataset, or if a name in ``datasets``
-        stands for several representations.
+        datasets come last; they are of the datasets that the measure was computed on. These cells are missing
+        if a variant lacks one of them, or if a name in ``datasets`` stands for several representations.
 
     Raises:
         BadValueError: Runs were evaluated on different queries.
@@ -83,7 +83,8 @@ def tabulate(
         return []
     # measures, and the datasets of each column
     every = [scores for seeds in finished.values() for scores in seeds.values()]
-    measures = list(dict.fromkeys(measure for scores in every for measure, _ in scores))
+    computed = dict.fromkeys(key for scores in every for key in scores)
+    measures = list(dict.fromkeys(measure for measure, _ in computed))
     known = dict.fromkeys(dataset for scores in every for _, dataset in scores)
     columns: dict[str, list[str]] = {}  # the datasets of each group; others are alone
     chosen = _chosen(known, datasets)
@@ -93,8 +94,13 @@ def tabulate(
     for measure in measures:
         strata: list[_Stratum] = []
         whole = not datasets or {*chosen} <= {*datasets}
-        # each column: a dataset, or the mean of a group
-        for column, names in columns.items():
+        # each column: a dataset, or the mean of a group; other datasets may have other measures
+        own = {
+            column: [name for name in names if (measure, name) in computed or name not in known]
+            for column, names in columns.items()
+        }
+        own = {column: names for column, names in own.items() if names}
+        for column, names in own.items():
             keys = [(measure, name) for name in names]
             there = {
                 variant: seeds
@@ -110,12 +116,12 @@ def tabulate(
                 for key in keys
             ]
             cells += _test_variants(measure, column, there, of_column, baseline)
-            strata += [_Stratum(part.weight / len(columns), part.values) for part in of_column]
+            strata += [_Stratum(part.weight / len(own), part.values) for part in of_column]
             whole = whole and len(there) == len(finished)
         # means over all columns
-        if len(columns) > 1 and whole:
+        if len(own) > 1 and whole:
             cells += _test_variants(measure, AVERAGE, finished, strata, baseline)
-            cells += _geometric_means(measure, cells, list(columns), baseline)
+            cells += _geometric_means(measure, cells, list(own), baseline)
     return cells
 
 
@@ -264,6 +270,8 @@ def _test_variants(
     def differences(variant: str) -> Iterator[npt.NDArray[np.float64]]:
         return (part.values[variant].mean(0) - part.values[baseline].mean(0) for part in strata)
 
+    if min(part.values[baseline].shape[1] for part in strata) < 2:  # one query cannot be tested
+        return cells
     ps = [paired_p(differences(variant), weights) for variant in others]
     tests = dict(zip(others, zip(ps, correct_p(ps, "holm"), strict=True), strict=True))
     return [

@@ -157,6 +157,7 @@ class StudyConfig(Config):
             if (choice := value if isinstance(values, list) else str(value)) not in known:
                 near = suggest(str(value), list(map(str, known)))
                 raise ValueError(f"exclude: axis {axis!r} has no {value!r}; {near}")
+            choice = known[known.index(choice)]  # 1 of the grid for 1.0
             labels.add((axis, _label(axis, choice) if isinstance(values, list) else choice))
         return labels
 

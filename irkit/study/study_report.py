@@ -69,9 +69,11 @@ def write_report(out: str | Path, baseline: str | None = None) -> list[Cell]:
     cells = measured + tabulate_costs(costs, study.baseline, tested)
     rows = [cell._asdict() | {"significant": cell.significant()} for cell in cells]
     write_text(out / "results.jsonl", "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-    plots = {}
+    plots: dict[str, str] = {}
     for measure in dict.fromkeys(cell.measure for cell in measured):
-        plots[measure] = f"{re.sub(r'[^A-Za-z0-9]+', '-', measure).strip('-')}.svg"
+        name = re.sub(r"[^A-Za-z0-9]+", "-", measure).strip("-")
+        taken = f"{name}.svg" in plots.values()  # by P@5, for P_5
+        plots[measure] = f"{name}-{len(plots)}.svg" if taken else f"{name}.svg"
         panel = [cell for cell in measured if cell.measure == measure and cell.dataset != GEOMETRIC]
         write_text(out / plots[measure], draw_study(panel, study.baseline))
     write_text(out / "report.md", "\n".join(_report_lines(study, runs, cells, plots)) + "\n")

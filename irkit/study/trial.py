@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from irkit.config import read_json, read_mapping
+from irkit.config import dump_yaml, read_json, read_mapping
 from irkit.errors import ConfigError
 from irkit.study.study_config import StudyConfig, folder_name
 from irkit.training.run_directory import is_complete
@@ -88,7 +86,7 @@ class Trial:
         path = self.beside(".yaml")
         with explained(f"making {path.parent}"):
             path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, yaml.safe_dump(self.recipe, sort_keys=False, allow_unicode=True))
+        write_text(path, dump_yaml(self.recipe))
         return path
 
     def drop_model(self) -> None:
