@@ -104,6 +104,7 @@ def test_by_a_teacher(call: Call) -> None:
         (("index", "beir", "run.trec", "--qrels", "beir", "--out", "-"), "both write to standard output"),
         (("index", "beir", "run.trec", "--qrels", "beir", "--measures", "nDGC@10"), "nDGC@10"),
         (("nowhere", "beir", "run.trec"), "nowhere"),
+        (("nowhere", "beir", "spaces.jsonl"), "writing a TREC run: 'd 1' has a space"),
         (("index", "beir", "run.trec", "--teacher", "nowhere/x"), "loading nowhere/x"),
         (("index", "beir", "run.trec", "--interaction", "model"), "was not trained with attention"),
         (("index", "beir", "run.trec", "--interaction", "wider"), "vectors of width 8, expected 16"),
@@ -117,6 +118,7 @@ def test_by_a_teacher(call: Call) -> None:
 def test_what_cannot_be_reranked(call: Call, words: tuple[str, ...], message: str) -> None:
     Run.from_dict({"q1": {"d99": 1.0}}).write("unknown.trec")
     Run.from_dict({"q9": {"d1": 1.0}}).write("other.trec")
+    Run.from_dict({"q1": {"d 1": 1.0}}).write("spaces.jsonl")
     PooledAttention(16, MVA()).save_pretrained("wider")
     (others := PooledAttention(8, MVA())).fingerprint = "0123456789"
     others.save_pretrained("others")

@@ -104,6 +104,19 @@ def test_beir_folder(beir):
     assert (read_qrels(beir), read_qrels(beir, "train")) == ({"q2": {"d1": 2}}, {"q1": {"d2": 1}})
 
 
+def test_backups_of_judgments_are_no_splits(beir):
+    for name in ("test.tsv~", "test.tsv.bak", ".test.tsv"):
+        write(beir / "qrels" / name, "query-id\tcorpus-id\tscore\nq1\td2\t9\n")
+    assert read_qrels(beir) == {"q2": {"d1": 2}}
+
+
+def test_csv_without_an_extension_is_refused(tmp_path):
+    path = write(tmp_path / "corpus", "id,text\n1,cats\n")
+    with pytest.raises(BadValueError, match=r"corpus:1: expected JSON lines, tsv or texts, got csv"):
+        list(read_documents(path))
+    assert [each.text for each in read_documents(write(tmp_path / "texts", "a, b\n"))] == ["a, b"]
+
+
 def test_beir_folder_packed(beir):
     for name in ("corpus.jsonl", "queries.jsonl", "qrels/test.tsv"):
         write(beir / f"{name}.gz", (beir / name).read_bytes())
@@ -519,6 +532,26 @@ def test_ir_datasets(beir, monkeypatch):
         read_documents("ir_datasets:absent")
 
 
+def test_a_download_that_fails_is_told(monkeypatch):
+    library = pytest.importorskip("ir_datasets", reason="needs: pip install ir-datasets")
+
+    class Unreachable:
+        def has_docs(self):
+            return True
+
+        has_queries = has_qrels = has_docs
+
+        def docs_iter(self):  # downloads at once, not with the first item
+            raise ConnectionError("no route")
+
+        queries_iter = qrels_iter = docs_iter
+
+    monkeypatch.setattr(library, "load", lambda name: Unreachable())
+    for read in (read_documents, read_queries, read_qrels):
+        with pytest.raises(StorageError, match="reading ir_datasets:x: no route"):
+            list(read("ir_datasets:x"))
+
+
 def test_ir_datasets_with_several_texts(monkeypatch):
     library = pytest.importorskip("ir_datasets", reason="needs: pip install ir-datasets")
     from ir_datasets.datasets.cord19 import Cord19Doc
@@ -558,6 +591,12 @@ def test_hugging_face_datasets(tmp_path, monkeypatch):
         read_documents(f"hf:{folder}")
     with pytest.raises(BadValueError, match="expected the columns query-id, corpus-id, score"):
         read_qrels(f"hf:{folder}::test")
+    for grade in ("0.7", "null"):
+        row = f'{{"query-id": "q", "corpus-id": "d", "score": {grade}}}\n'
+        judged = tmp_path / f"judged{grade}"
+        write(judged / "test.jsonl", row + row.replace(grade, "1.5"))
+        with pytest.raises(BadValueError, match=r":1: expected an integer grade"):
+            read_qrels(f"hf:{judged}")
     write(tmp_path / "qrels" / "test.jsonl", '{"query-id": 1, "corpus-id": "d", "score": 2}\n')
     assert read_qrels(f"hf:{tmp_path / 'qrels'}") == {"1": {"d": 2}}
     with pytest.raises(BadValueError, match="hf:NAME"):

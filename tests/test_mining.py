@@ -408,6 +408,20 @@ def test_bad_commands(call: Call, words: tuple[str, ...], message: str) -> None:
     assert not Path("bad.jsonl").exists()
 
 
+def test_the_uri_of_a_folder_is_read_as_the_folder(call: Call, place: Path) -> None:
+    pytest.importorskip("fsspec")
+    uri = f"file://{place / 'beir'}"
+    (place / "beir" / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nnone\td0\t1\n")
+    try:
+        for number, words in enumerate((("beir",), ("beir/queries.jsonl", "--qrels", uri), (uri,))):
+            assert call("mine", "bm25", *words, "--out", f"uri{number}.jsonl")[0] == 0
+            assert read(f"uri{number}.jsonl") == read("uri0.jsonl")
+        for words in (("beir", "--qrels", uri), (uri, "--qrels", "beir"), (uri, "--qrels", uri)):
+            assert call("search", "bm25", *words, "--split", "train")[0] == 0
+    finally:
+        (place / "beir" / "qrels" / "test.tsv").unlink()
+
+
 def test_bad_targets(call: Call) -> None:
     for target, message in (
         ("train.tsv", "expected the extension .jsonl"),

@@ -19,20 +19,20 @@ Command = Callable[..., tuple[int, str, str]]
 
 GOOD = (
     b"\xef\xbb\xbfID,Title,Text,year,zip,ok,note\r\n"
-    b'a,T,"one, ""two""\r\nthree",2001,01234,true,\r\n\r\nb,,x,1.5,NaN,True,-\r\n'
+    b'a,T,"one, ""two""\r\nthree",2001,01234,true,\r\n\r\n  \r\nb,,x,1.5,NaN,True,-\r\n'
 )
 
 
-@pytest.mark.parametrize("name", ["a.csv", "A.CSV", "a.csv.gz"])
+@pytest.mark.parametrize("name", ["a.csv", "A.CSV", "a.csv.gz", "a.CSV.GZ"])
 def test_csv(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
-    path.write_bytes(gzip.compress(GOOD) if name.endswith("gz") else GOOD)
+    path.write_bytes(gzip.compress(GOOD) if name.lower().endswith("gz") else GOOD)
     first, second = read_documents(path).numbered()
     assert first == (
         2,
         Document("a", 'one, "two"\r\nthree', "T", {"year": 2001, "zip": "01234", "ok": True}),
     )
-    assert second == (5, Document("b", "x", "", {"year": 1.5, "zip": "NaN", "ok": "True", "note": "-"}))
+    assert second == (6, Document("b", "x", "", {"year": 1.5, "zip": "NaN", "ok": "True", "note": "-"}))
 
 
 def test_columns_with_other_names(tmp_path: Path) -> None:
@@ -86,6 +86,24 @@ def test_names_of_columns_that_are_wrong(tmp_path: Path) -> None:
         read_documents(path, metadata="year")
     with pytest.raises(BadValueError, match="text has no name"):
         read_documents(path, text=[])
+
+
+def test_a_number_that_no_float_holds_stays_a_text(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(f"id,text,n\na,b,{'9' * 400}\n")
+    assert next(iter(read_documents(path))).metadata == {"n": "9" * 400}
+
+
+def test_parquet_with_values_that_python_cannot_hold(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "a.parquet"
+    late = arrow.array([10**15], arrow.timestamp("ms"))
+    twice = arrow.array([[("k", 1), ("k", 2)]], arrow.map_(arrow.string(), arrow.int64()))
+    for values in (late, twice):
+        parquet.write_table(arrow.table({"text": ["a"], "m": values}), path)
+        with pytest.raises(BadValueError, match="expected a parquet file that can be read"):
+            list(read_documents(path))
 
 
 def test_parquet(tmp_path: Path) -> None:
@@ -144,6 +162,13 @@ def test_verbs_that_read_tables_take_names_of_columns(tables: Path, command: Com
     words += ["--out", "labelled.jsonl", "--set", "query_columns.id=n", "--set", "query_columns.text=ask"]
     assert command(*words)[0] == 0
     assert '"scores": [0.0, ' in (tables / "labelled.jsonl").read_text()
+
+
+def test_names_of_columns_may_have_spaces_between_them(tables: Path, command: Command) -> None:
+    (tables / "a.jsonl").write_text('{"_id": "a", "text": "b", "year": 1, "lang": "en", "other": 2}\n')
+    words = ("index", "bm25", "a.jsonl", "--out", "words", "--metadata-columns", "year, lang")
+    assert command(*words)[0] == 0
+    assert Retriever.load("words").documents["a"].metadata == {"year": 1, "lang": "en"}
 
 
 def test_verbs_refuse_columns_that_a_table_lacks(tables: Path, command: Command) -> None:

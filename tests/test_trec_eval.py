@@ -131,6 +131,13 @@ def test_rankings_that_are_empty_do_not_crash_trec_eval(measures):
 QRELS = {"q": {"a": 3, "b": 0, "c": 1}}
 
 
+def test_two_names_of_one_measure_have_its_value():
+    names = ["Rprec_mult_0.2", "Rprec_mult_0.20"]
+    result = evaluate({"q": {"a": 4.0, "x": 3.0}}, QRELS, names)
+    assert result.mean[names[0]] == result.mean[names[1]] == 1.0
+    assert result.per_query[names[0]] == result.per_query[names[1]] == {"q": 1.0}
+
+
 def test_measures_by_hand():
     result = evaluate({"q": {"a": 4.0, "x": 3.0, "c": 2.0}}, QRELS, "rbp_p=0.5 rbp_resid_p=0.5 unj_2 utility")
     assert result.mean == pytest.approx(

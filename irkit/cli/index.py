@@ -78,7 +78,8 @@ def index(
     settings |= {"id_column": id_column, "text_column": text_column or None, "title_column": title_column}
     settings["shards"] = shards
     settings["windows"] = {"length": windows} if windows else None
-    settings["metadata_columns"] = metadata_columns.split(",") if metadata_columns else None
+    columns = [name.strip() for name in (metadata_columns or "").split(",")]
+    settings["metadata_columns"] = columns if metadata_columns else None
     recipe = IndexRecipe.resolve(choice, settings, override or ())
     if print_config:
         typer.echo(recipe.to_yaml(), nl=False)

@@ -32,8 +32,9 @@ def check_out(out: str | None, qrels: str | None) -> None:
     folder = Path(out).resolve().parent
     if not folder.is_dir():
         raise StorageError(f"--out {out}: there is no such directory")
-    if Path(out).is_dir():
-        raise StorageError(f"--out {out}: it is a directory; name a file")
+    if Path(out).exists() and not Path(out).is_file():
+        kind = "directory" if Path(out).is_dir() else "device"
+        raise StorageError(f"--out {out}: it is a {kind}; name a file")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise StorageError(f"--out {out}: its directory is not writable")
 
@@ -54,12 +55,12 @@ def read_judged(
     Raises:
         BadValueError: There is a split, but no folder with splits; or a measure is unknown.
     """
-    from irkit.data import read_qrels, read_queries
-    from irkit.data.catalogues import PREFIXES
+    from irkit.data import is_folder, read_qrels, read_queries
+    from irkit.data.catalogues import is_catalogued
 
-    folders = [name for name in (queries, qrels) if name is not None and Path(name).is_dir()]
+    folders = [name for name in (queries, qrels) if name is not None and is_folder(name)]
     if split is not None and not folders:
-        if not queries.startswith(PREFIXES):
+        if not is_catalogued(queries):
             read_queries(queries)  # raises if the file does not exist
         raise BadValueError(f"--split {split}: neither QUERIES nor --qrels is a BEIR folder")
     of_folder = split if queries in folders else None
@@ -129,7 +130,7 @@ def rerank(
     if queries == run == "-":
         raise BadValueError("QUERIES and RUN would both be read from standard input")
     check_out(out, qrels)
-    from irkit.evaluation.run import Run
+    from irkit.evaluation.run import Run, check_trec_words, is_jsonl
     from irkit.retrieval.retriever import Retriever
     from irkit.retrieval.selection import RankOptions, parse_selection
     from irkit.training.interaction import load_interaction
@@ -140,6 +141,9 @@ def rerank(
     # read queries, judgments and run, and what scores the documents
     items, judgments = read_judged(queries, qrels, split, measures, id_column, text_column, k)
     first = Run.read(run)
+    if (out or judgments is None) and not is_jsonl(out or "-"):
+        kept = [query.id for query in items if query.id in first]
+        check_trec_words(name for query in kept for name in (query, *first.columns(query)[0]))
     attention = None if interaction is None else load_interaction(interaction)
     scorer = None if teacher is None else load_teacher(teacher, device=device)
     # rerank all queries

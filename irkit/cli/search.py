@@ -275,7 +275,7 @@ def _parse(condition: str) -> dict[str, Any]:
     operand: Any = value
     if key != "_id" or value.startswith("["):  # ids are strings, even if they look like numbers
         try:
-            operand = json.loads(value)
+            operand = json.loads(value, parse_constant=str)  # NaN and Infinity are no JSON
         except ValueError:
             operand = value
     return {key: operand if sign in ("=", "==") else {sign: operand}}

@@ -183,12 +183,12 @@ def _read(
     queries: str, qrels: str | None, split: str, grade: int, columns: dict[str, Any]
 ) -> tuple[list[Query], Qrels]:
     """Read the queries that have a relevant document, and their judgments."""
-    from irkit.data import check_documents, read_qrels, read_queries
+    from irkit.data import check_documents, is_folder, read_qrels, read_queries
 
-    if qrels is None and not Path(queries).is_dir():
+    if qrels is None and not is_folder(queries):
         raise BadValueError(f"irkit mine: {queries} is no BEIR folder; give its judgments as --qrels")
     source = qrels or queries
-    judged = read_qrels(source, split if Path(source).is_dir() else None)
+    judged = read_qrels(source, split if is_folder(source) else None)
     judged = {query_id: grades for query_id, grades in judged.items() if max(grades.values()) >= grade}
     items = [query for query in read_queries(queries, **columns) if query.id in judged]
     check_documents(items)
@@ -241,6 +241,7 @@ def label(
     _check_target(out, overwrite)
     address = check_engine(engine, "irkit label", train)
     from irkit.config import with_overrides
+    from irkit.data import is_folder
     from irkit.retrieval.scorer import IndexScorer
     from irkit.training.labels import label as label_rows
     from irkit.training.labels import resolve
@@ -257,7 +258,7 @@ def label(
     options: dict[str, Any] = {"device": device, "dtype": dtype, "max_length": max_length}
     options["activation"] = activation
     scorer = load_teacher(teacher, **options)
-    folder = next((name for name in (config.corpus, train) if name and Path(name).is_dir()), None)
+    folder = next((name for name in (config.corpus, train) if name and is_folder(name)), None)
     query_source = config.queries or folder
     corpus_source = None if isinstance(scorer, IndexScorer) else config.corpus or folder
     query_texts = TextStore(query_source, "queries", config.query_columns) if query_source else None

@@ -6,7 +6,7 @@ A *source* is
 * a file: ``.jsonl``, ``.csv``, ``.tsv`` (as in MS MARCO) or ``.txt`` (one text per line), each also with
   ``.gz``, or ``.parquet``,
 * a file of topics or documents in the markup of TREC (``<top>``, ``<DOC>``), with any name,
-* ``-``, standard input in any of these formats,
+* ``-``, standard input: JSON lines, tsv, texts or markup,
 * the URI of such a folder or file, ``s3://...``, ``gs://...`` and others that fsspec knows; each kind of
   store needs a package of its own, such as s3fs or gcsfs,
 * ``ir_datasets:ID`` of https://ir-datasets.com, or
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from irkit.arguments import brief, check_names
-from irkit.data.catalogues import PREFIXES, read_remote_qrels, remote_corpus, remote_source
+from irkit.data.catalogues import is_catalogued, read_remote_qrels, remote_corpus, remote_source
 from irkit.data.collection_files import read_qrels_file, source_name
 from irkit.data.document import JSON, Document, Qrels, Query, Vector
 from irkit.data.source import (
@@ -113,9 +113,9 @@ def read_documents(
     name = source_name(source)
     fields = name_fields("reading documents", DOCUMENT_FIELDS, id, text, title, metadata)
     build = partial(to_document, fields=fields)
-    if name.startswith(PREFIXES):
+    if is_catalogued(name):
         return remote_source(name, "docs", fields, build)
-    path = _member(name, "corpus.jsonl") if _is_folder(name) else name
+    path = _member(name, "corpus.jsonl") if is_folder(name) else name
     return file_source(path, fields, build)
 
 
@@ -148,9 +148,9 @@ def read_queries(
     check_names("reading queries", split=split)
     name, fields = source_name(source), name_fields("reading queries", QUERY_FIELDS, id, text)
     build = partial(to_query, fields=fields)
-    if not _is_folder(name):
+    if not is_folder(name):
         _reject_split(name, split)
-        if name.startswith(PREFIXES):
+        if is_catalogued(name):
             return remote_source(name, "queries", fields, build)
         return file_source(name, fields, build)
     queries = file_source(_member(name, "queries.jsonl"), fields, build)
@@ -171,10 +171,10 @@ def read_qrels(source: str | Path, split: str | None = None) -> Qrels:
     """
     check_names("reading judgments", split=split)
     name = source_name(source)
-    if _is_folder(name):
+    if is_folder(name):
         return read_qrels_file(_split_file(name, split))
     _reject_split(name, split)
-    return read_remote_qrels(name) if name.startswith(PREFIXES) else read_qrels_file(name)
+    return read_remote_qrels(name) if is_catalogued(name) else read_qrels_file(name)
 
 
 def parse_documents(documents: DocumentsLike, start: int = 0) -> Iterator[Document]:
@@ -220,7 +220,8 @@ def parse_queries(queries: QueriesLike) -> Iterator[Query]:
         yield item
 
 
-def _is_folder(name: str) -> bool:
+def is_folder(name: str) -> bool:
+    """Return whether a source is a folder, here or in an object store."""
     if is_uri(name):
         return is_folder_of_store(name)
     try:
@@ -254,7 +255,9 @@ def _inside(folder: str, name: str) -> str:
 def _split_file(folder: str, split: str | None) -> str:
     qrels_folder = _inside(folder, "qrels")
     files = {
-        name.split(".tsv")[0]: _inside(qrels_folder, name) for name in _names(qrels_folder) if ".tsv" in name
+        name.removesuffix(".gz").removesuffix(".tsv"): _inside(qrels_folder, name)
+        for name in _names(qrels_folder)
+        if name.removesuffix(".gz").endswith(".tsv") and not name.startswith(".")
     }
     if split is None:
         split = "test" if "test" in files or len(files) != 1 else next(iter(files))
@@ -268,7 +271,7 @@ def _split_file(folder: str, split: str | None) -> str:
 
 def _reject_split(source: str, split: str | None) -> None:
     if split is not None:
-        if not source.startswith(PREFIXES):
+        if not is_catalogued(source):
             file_source(source, QUERY_FIELDS, to_query)  # raises if the file does not exist
         raise BadValueError(
             f"{source}: split={split!r} works for a BEIR folder only; give a file of the queries"
@@ -333,4 +336,4 @@ def corpus_of(source: str | Path) -> str:
         True
     """
     name = str(source)
-    return remote_corpus(name) if name.startswith(PREFIXES) else str(Path(name).resolve())
+    return remote_corpus(name) if is_catalogued(name) else str(Path(name).resolve())

@@ -12,11 +12,15 @@ from irkit.data.document import Qrels
 from irkit.data.source import Record, Source, T, build_all
 from irkit.data.table_files import Fields
 from irkit.errors import BadValueError, StorageError, require
-
-PREFIXES = ("ir_datasets:", "hf:")
+from irkit.utils.uris import is_uri
 
 _TIMEOUT = 10  # seconds to wait for the first answer of the hub
 _BEIR_QRELS = ("query-id", "corpus-id", "score")
+
+
+def is_catalogued(source: str) -> bool:
+    """Return whether a source is ``ir_datasets:ID`` or ``hf:NAME``; ``hf://...`` is the URI of a file."""
+    return source.startswith(("ir_datasets:", "hf:")) and not is_uri(source)
 
 
 def remote_source(source: str, part: str, fields: Fields, build: Callable[[Record], T]) -> Source[T]:
@@ -35,7 +39,7 @@ def remote_source(source: str, part: str, fields: Fields, build: Callable[[Recor
     """
     if source.startswith("hf:"):
         rows = load_hf(source)
-        return Source(source, lambda: build_all(source, _numbered(source, map(_plain, rows)), build))
+        return Source(source, lambda: build_all(source, _numbered(source, lambda: map(_plain, rows)), build))
     read = getattr(_load_ir_datasets(source, part), f"{part}_iter")
 
     def record(item: Any) -> Record:  # a named tuple whose fields differ by collection
@@ -44,7 +48,7 @@ def remote_source(source: str, part: str, fields: Fields, build: Callable[[Recor
             values |= {"text": item.default_text(), "title": ""}  # default_text includes the title
         return values
 
-    return Source(source, lambda: build_all(source, _numbered(source, map(record, read())), build))
+    return Source(source, lambda: build_all(source, _numbered(source, lambda: map(record, read())), build))
 
 
 def read_remote_qrels(source: str) -> Qrels:
@@ -61,11 +65,12 @@ def read_remote_qrels(source: str) -> Qrels:
             raise BadValueError(
                 f"{source}: expected the columns {', '.join(_BEIR_QRELS)}; got {table.column_names}"
             )
-        rows = ([row[name] for name in _BEIR_QRELS] for row in table)
+        numbered = _numbered(source, lambda: ([row[name] for name in _BEIR_QRELS] for row in table))
     else:
-        judgments = _load_ir_datasets(source, "qrels").qrels_iter()
-        rows = ([row.query_id, row.doc_id, row.relevance] for row in judgments)
-    numbered = _numbered(source, rows)
+        dataset = _load_ir_datasets(source, "qrels")
+        numbered = _numbered(
+            source, lambda: ([row.query_id, row.doc_id, row.relevance] for row in dataset.qrels_iter())
+        )
     return collect_qrels(source, ((n, str(query), str(doc), grade) for n, (query, doc, grade) in numbered))
 
 
@@ -147,10 +152,10 @@ def _offline_without_network(library: Any, name: str) -> Iterator[None]:
             module.HF_HUB_OFFLINE = False
 
 
-def _numbered(source: str, items: Iterable[Any]) -> Iterator[tuple[int, Any]]:
+def _numbered(source: str, read: Callable[[], Iterable[Any]]) -> Iterator[tuple[int, Any]]:
     try:
-        yield from enumerate(items, 1)
-    except (OSError, RuntimeError) as error:  # the first item starts a download
+        yield from enumerate(read(), 1)
+    except (OSError, RuntimeError) as error:  # the call, or the first item, starts a download
         raise StorageError(f"reading {source}: {error}") from error
 
 

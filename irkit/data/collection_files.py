@@ -111,7 +111,7 @@ def read_records(path: str, fields: Fields, longest: int = LONGEST) -> Iterator[
     if first and is_markup(first[1]):  # names of topic files often end in a number
         yield from read_markup(path, lines, longest)
         return
-    kind = _format(path) or (_guess(first[1]) if first else "txt")
+    kind = _format(path) or (_guess(path, first[1], fields) if first else "txt")
     decoded = ((number, decode(line, f"{path}:{number}")) for number, line in lines)
     if kind == "jsonl":
         for number, line in decoded:
@@ -157,7 +157,7 @@ def decode(line: bytes, where: str) -> str:
 def _open(path: str) -> AbstractContextManager[IO[bytes]]:
     if path == "-":
         return nullcontext(sys.stdin.buffer)
-    is_packed = without_query(path).endswith(".gz")
+    is_packed = without_query(path).lower().endswith(".gz")
     if is_uri(path):
         stream = open_uri(path)
         return cast(IO[bytes], gzip.GzipFile(fileobj=stream)) if is_packed else stream
@@ -168,8 +168,8 @@ def _open(path: str) -> AbstractContextManager[IO[bytes]]:
 
 def _format(path: str) -> str | None:
     """Return the format of an extension; None if the file has no extension."""
-    name = without_query(path)
-    suffix = "" if path == "-" else Path(name.removesuffix(".gz")).suffix.lower()
+    name = without_query(path).lower()
+    suffix = "" if path == "-" else Path(name.removesuffix(".gz")).suffix
     if suffix and suffix not in _FORMATS:
         advice = ", or hf:FOLDER for a folder of such files" if suffix in TABLES else ""
         raise BadValueError(
@@ -181,7 +181,11 @@ def _format(path: str) -> str | None:
     return _FORMATS.get(suffix)
 
 
-def _guess(first: bytes) -> str:
+def _guess(path: str, first: bytes, fields: Fields) -> str:
+    """Return the format that the first line of a file without an extension has."""
+    names = {name.strip(b' "').lower().decode(errors="replace") for name in first.split(b",")}
+    if not names.isdisjoint(fields.ids) and not names.isdisjoint(fields.texts):
+        raise BadValueError(f"{path}:1: expected JSON lines, tsv or texts, got csv; give a file named .csv")
     return "jsonl" if first.lstrip().startswith(b"{") else "tsv" if b"\t" in first else "txt"
 
 
@@ -207,8 +211,8 @@ def _read_tsv(
         row += 1
 
 
-Judgment = tuple[int, str, str, str | int]
-"""Line number, query id, document id and grade."""
+Judgment = tuple[int, str, str, Any]
+"""Line number, query id, document id and grade, which is to be an integer."""
 
 _HEADERS = (b"query-id", b"query_id", b"qid")
 
@@ -235,7 +239,9 @@ def collect_qrels(name: str, judgments: Iterable[Judgment]) -> Qrels:
     for number, query_id, doc_id, grade in judgments:
         try:
             value = int(grade)
-        except ValueError as error:
+            if isinstance(grade, float) and grade != value:
+                raise ValueError("a part of a grade")
+        except (ValueError, TypeError, OverflowError) as error:
             raise BadValueError(f"{name}:{number}: expected an integer grade, got {brief(grade)}") from error
         if qrels.setdefault(query_id, {}).setdefault(doc_id, value) != value:
             raise BadValueError(

@@ -94,9 +94,9 @@ def _parse_cell(cell: str) -> Any:
     if cell in ("true", "false") or _NUMBER.fullmatch(cell):
         try:
             value = json.loads(cell)
-        except ValueError:  # thousands of digits
+            return value if math.isfinite(value) else cell
+        except (ValueError, OverflowError):  # hundreds or thousands of digits
             return cell
-        return value if math.isfinite(value) else cell
     return cell
 
 
@@ -139,7 +139,7 @@ def read_csv(
                 raise BadValueError(
                     f"{path}:{start}: expected columns separated by commas, got {cells[0]!r:.80}"
                 )
-        elif header is not None and cells:
+        elif header is not None and cells and (len(header.names) == 1 or len(cells) > 1 or cells[0].strip()):
             if len(cells) != len(header.names):
                 raise BadValueError(
                     f"{path}:{start}: expected {len(header.names)} columns ({', '.join(header.names):.80}), "
@@ -207,7 +207,7 @@ def read_parquet(path: str, fields: Fields) -> Iterator[tuple[int, dict[str, Any
         raise
     except OSError as error:
         raise StorageError(f"reading {path}: {error.strerror or error}") from error
-    except (ValueError, arrow.ArrowException) as error:
+    except (ValueError, LookupError, OverflowError, arrow.ArrowException) as error:
         raise BadValueError(f"reading {path}: expected a parquet file that can be read: {error}") from error
 
 

@@ -108,11 +108,12 @@ def score_trec(
     scores |= {query: {doc: -rank for rank, doc in enumerate(docs)} for query, docs in rankings.items()}
     own = {measure for measure in measures if measure.family in _DEFINITIONS and measure[:2] != ("ndcg", "")}
     for level in {measure.level for measure in measures}:
-        by_name = {_library_name(measure): measure for measure in measures if measure.level == level}
-        names = [name for name, measure in by_name.items() if measure not in own]
-        values = pytrec_eval.RelevanceEvaluator(judgments, names, relevance_level=level).evaluate(scores)
-        for name in names:
-            results[by_name[name]] = {query: values[query][name] for query in qrels if query in values}
+        names = {measure: _library_name(measure) for measure in measures if measure.level == level}
+        names = {measure: name for measure, name in names.items() if measure not in own}
+        evaluator = pytrec_eval.RelevanceEvaluator(judgments, {*names.values()}, relevance_level=level)
+        values = evaluator.evaluate(scores)
+        for measure, name in names.items():
+            results[measure] = {query: values[query][name] for query in qrels if query in values}
 
     for query, docs in rankings.items():
         row = qrels[query]

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from irkit.data import Source, read_documents, read_queries
-from irkit.data.catalogues import PREFIXES, load_hf
+from irkit.data.catalogues import is_catalogued, load_hf
 from irkit.data.document import Document, Query
 from irkit.errors import BadValueError, StorageError
 from irkit.training.training_data.data_config import Columns
@@ -60,7 +60,7 @@ class TextStore:
         names = {} if columns is None else columns.model_dump(exclude_none=True)
         items: Source[Any] = (read_documents if side == "documents" else read_queries)(source, **names)
         version = load_hf(source)._fingerprint if source.startswith("hf:") else ""
-        key = (source, version) if source.startswith(PREFIXES) else file_key(items.name)
+        key = (source, version) if is_catalogued(source) else file_key(items.name)
         folder = cached(("texts", side, key, *names.items()), lambda aside: _build(aside, items))
         self._hashes, self._starts, self._sizes = (
             np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("hashes", "starts", "sizes")
