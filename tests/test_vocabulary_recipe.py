@@ -141,6 +141,11 @@ def test_texts_may_be_read_in_lower_case(tiny_bert: Path, notes: Path, tmp_path:
     given["model"]["lowercase"] = True
     made = make_model(VocabularyRecipe.resolve(given).model)
     assert "Lowercase" in made.tokenizer.backend.to_str()
+    for queries in ("static", "lexical"):
+        given["model"]["queries"] = queries
+        made = make_model(VocabularyRecipe.resolve(given).model)
+        assert made.query_model is not None
+        assert "Lowercase" in made.query_model.tokenizer.backend.to_str()
 
 
 @pytest.mark.slow

@@ -245,7 +245,8 @@ def _load(recipe: PretrainedModel | MultiVectorModel | SparseModel | HeadModel |
         terms = _read_terms(recipe.vocabulary)
         made = Model.sparse(recipe.name, recipe.config, vocabulary=terms, queries=recipe.queries, **options)
         if recipe.lowercase:
-            made.tokenizer.lowercase()
+            for side in filter(None, (made, made.query_model)):
+                side.tokenizer.lowercase()
         return made
     if isinstance(recipe, SeveralModel):
         return Model.several(recipe.name, recipe.heads, **options)
