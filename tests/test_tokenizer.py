@@ -163,6 +163,10 @@ def test_truncation_side(tiny_bert, tmp_path):
     tokenizer = Tokenizer.from_pretrained(tmp_path)
     index = tokenizer.backend.token_to_id("index")
     assert tokenizer(["the search index"]).values.tolist()[-2] == index
+    expected = ids(tokenizer, ["the search index"])
+    tokenizer.lowercase()
+    tokenizer.save(tmp_path / "saved")  # from memory
+    assert ids(Tokenizer.from_pretrained(tmp_path / "saved"), ["the search index"]) == expected
 
 
 def test_special_ids(tiny_bert, tmp_path):

@@ -320,6 +320,7 @@ class Tokenizer:
             names = {f"{role}_token": self.backend.id_to_token(id) for role, id in self.special_ids.items()}
             limit = _NO_LIMIT if self.max_length is None else self.max_length
             settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": limit, **names}
+            settings["truncation_side"] = self._side
             text = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
             (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
         if self._is_moved or self._has_markers or not (folder / "tokenizer.json").exists():
