@@ -89,6 +89,58 @@ def test_a_vocabulary_alone_gives_the_same_ids(vocabularies, passages, tmp_path,
     assert ids(Tokenizer.from_pretrained(tmp_path / "saved"), texts) == ids(whole, texts)
 
 
+def words_only(tiny_bert: Path, target: Path, **configuration: object) -> Path:
+    """A directory with the vocabulary of the tiny BERT in vocab.txt, and tokenizer_config.json."""
+    numbers = json.loads((tiny_bert / "tokenizer.json").read_text())["model"]["vocab"]
+    target.mkdir()
+    (target / "vocab.txt").write_text("\n".join(sorted(numbers, key=numbers.__getitem__)) + "\n")
+    (target / "tokenizer_config.json").write_text(json.dumps(configuration))
+    return target
+
+
+def test_only_classes_that_split_as_bert_are_read_as_such(tiny_bert, tmp_path):
+    expected = ids(Tokenizer.from_pretrained(tiny_bert), ["the search"])
+    for name in (None, "BertTokenizer", "DistilBertTokenizerFast"):
+        folder = words_only(tiny_bert, tmp_path / str(name), tokenizer_class=name)
+        assert ids(Tokenizer.from_pretrained(folder), ["the search"]) == expected
+    japanese = {"tokenizer_class": "BertJapaneseTokenizer"}
+    by_tokenizer = words_only(tiny_bert, tmp_path / "by_tokenizer", **japanese)
+    by_model = words_only(tiny_bert, tmp_path / "by_model")
+    (by_model / "config.json").write_text(json.dumps({"model_type": "bert", **japanese}))
+    for folder in (by_tokenizer, by_model):
+        with pytest.raises(ConfigError, match="loading the tokenizer of"):
+            Tokenizer.from_pretrained(folder)
+
+
+def test_added_tokens_beside_a_vocabulary(tiny_bert, tmp_path):
+    size = Tokenizer.from_pretrained(tiny_bert).vocab_size
+    described = {"content": "[D] ", "lstrip": False, "normalized": False, "rstrip": True, "special": True}
+    folder = words_only(
+        tiny_bert,
+        tmp_path / "words",
+        tokenizer_class="BertTokenizer",
+        additional_special_tokens=["[Q]", {"content": "search", "lstrip": True}],
+        added_tokens_decoder={str(size + 1): described},
+    )
+    (folder / "added_tokens.json").write_text(json.dumps({"of the": size + 2, "[Q]": size}))
+    tokenizer = Tokenizer.from_pretrained(folder)
+    tokenizer.save(tmp_path / "saved")
+    search = tokenizer.ids(["search"])[0]
+    for read in (tokenizer, Tokenizer.from_pretrained(tmp_path / "saved")):
+        assert ids(read, ["[Q][D]  OF the search"]) == [[2, size, size + 1, size + 2, search, 3]]
+        assert read.special_tokens() == [0, 1, 2, 3, 4, search, size, size + 1]
+    (folder / "added_tokens.json").write_text(json.dumps({"of the": size + 7}))
+    with pytest.raises(CorruptError, match=rf"'of the' has id {size + 1}, expected {size + 7}"):
+        Tokenizer.from_pretrained(folder)
+
+
+@pytest.mark.data
+def test_added_tokens_beside_merges(vocabularies, tmp_path):
+    added = {"50265": {"content": "<doc>", "special": True}}
+    folder = without_json(vocabularies / "roberta-base", tmp_path / "merges", added_tokens_decoder=added)
+    assert ids(Tokenizer.from_pretrained(folder), ["<doc>"]) == [[0, 50265, 2]]
+
+
 @pytest.mark.data
 def test_case_is_kept_where_the_configuration_says_so(vocabularies, tmp_path):
     folder = without_json(vocabularies / "bert-base-cased", tmp_path / "cased", do_lower_case=False)

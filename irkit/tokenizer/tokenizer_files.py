@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,21 @@ from irkit.config import read_json
 from irkit.errors import ConfigError, CorruptError, StorageError
 
 _GROWTH = 4096  # largest factor by which a normalizer may lengthen a text
+_WORDPIECE = {  # classes of transformers that split texts as BERT does
+    "BertTokenizer",
+    "ConvBertTokenizer",
+    "DPRContextEncoderTokenizer",
+    "DPRQuestionEncoderTokenizer",
+    "DistilBertTokenizer",
+    "ElectraTokenizer",
+    "LayoutLMTokenizer",
+    "LxmertTokenizer",
+    "MobileBertTokenizer",
+    "RealmTokenizer",
+    "RetriBertTokenizer",
+    "SqueezeBertTokenizer",
+}
+_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")  # of an added token
 _SIGNS = ("precompiled_charsmap", '"String"', '"Regex"', "\\u")  # of parts that can ask for memory
 
 
@@ -32,19 +48,20 @@ def read_backend(folder: Path, settings: Mapping[str, Any]) -> tokenizers.Tokeni
     """Make the backend of a tokenizer from the first kind of tokenizer files that ``folder`` has.
 
     The order is tokenizer.json, vocab.txt of BERT, vocab.json and merges.txt of RoBERTa, then whatever
-    transformers can read. ``settings`` is the content of tokenizer_config.json. Texts of a tokenizer whose
-    own code adds an end token get it without that code, such as those of gte-Qwen2.
+    transformers can read. ``settings`` is the content of tokenizer_config.json. Without tokenizer.json, added
+    tokens are read from it and from added_tokens.json. Texts of a tokenizer whose own code adds an end token
+    get it without that code, such as those of gte-Qwen2.
 
     Raises:
         CorruptError: A file is damaged.
     """
-    words, backend = folder / "vocab.txt", None
+    whole, backend = (folder / "tokenizer.json").is_file(), None
     try:
-        if (folder / "tokenizer.json").is_file():
+        if whole:
             _check_normalizer(folder / "tokenizer.json")
             backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-        elif words.is_file() and "[CLS]" in words.read_text(encoding="utf-8").split("\n"):
-            backend = BertWordPieceTokenizer(str(words))._tokenizer
+        elif _is_wordpiece(folder, settings):
+            backend = BertWordPieceTokenizer(str(folder / "vocab.txt"))._tokenizer
         elif (folder / "merges.txt").is_file() and "<s>" in read_optional(folder / "vocab.json"):
             backend = _byte_level(folder, settings)
         if backend is not None and isinstance(backend.normalizer, normalizers.BertNormalizer):
@@ -55,6 +72,8 @@ def read_backend(folder: Path, settings: Mapping[str, Any]) -> tokenizers.Tokeni
                 strip_accents=settings.get("strip_accents", own.strip_accents),
                 lowercase=settings.get("do_lower_case", own.lowercase),
             )
+        if backend is not None and not whole:
+            _add_tokens(backend, folder, settings)
         if (
             backend is not None
             and settings.get("add_eos_token")
@@ -66,9 +85,49 @@ def read_backend(folder: Path, settings: Mapping[str, Any]) -> tokenizers.Tokeni
     return _from_transformers(folder) if backend is None else backend
 
 
+def _is_wordpiece(folder: Path, settings: Mapping[str, Any]) -> bool:
+    """Return whether vocab.txt is of a tokenizer that splits texts as BERT does."""
+    file = folder / "vocab.txt"
+    if not file.is_file() or "[CLS]" not in file.read_text(encoding="utf-8").split("\n"):
+        return False
+    name = settings.get("tokenizer_class") or read_optional(folder / "config.json").get("tokenizer_class")
+    return not name or str(name).removesuffix("Fast") in _WORDPIECE
+
+
+def _add_tokens(backend: tokenizers.Tokenizer, folder: Path, settings: Mapping[str, Any]) -> None:
+    """Add the tokens that files beside the vocabulary list, unless the backend has added them already.
+
+    Raises:
+        CorruptError: A token gets another id than the files say.
+    """
+    numbers: dict[str, int] = dict(read_optional(folder / "added_tokens.json"))
+    special = [_content(token) for key, token in settings.items() if key.endswith("_token")]
+    flags: dict[str, Mapping[str, Any]] = {name: {"special": name in special} for name in numbers}
+    for token in settings.get("additional_special_tokens") or ():
+        flags[_content(token)] = {**(token if isinstance(token, Mapping) else {}), "special": True}
+    for number, token in (settings.get("added_tokens_decoder") or {}).items():
+        numbers[token["content"]], flags[token["content"]] = int(number), token
+    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    names = sorted(
+        (name for name in flags if name not in known), key=lambda name: numbers.get(name, math.inf)
+    )
+    given = ({key: flags[name][key] for key in _FLAGS if key in flags[name]} for name in names)
+    backend.add_tokens([AddedToken(name, **own) for name, own in zip(names, given, strict=True)])
+    for name, number in numbers.items():
+        if (got := backend.token_to_id(name)) != number:
+            raise CorruptError(
+                f"the added token {name!r:.60} has id {got}, expected {number}; save tokenizer.json, too"
+            )
+
+
+def _content(token: Any) -> Any:
+    """Return the text of a token, which tokenizer_config.json may give with its flags."""
+    return token.get("content") if isinstance(token, Mapping) else token
+
+
 def _add_end(backend: tokenizers.Tokenizer, token: Any) -> None:
     """End each text with a token of the backend, unless texts end with it already."""
-    token = token.get("content") if isinstance(token, Mapping) else token
+    token = _content(token)
     number = backend.token_to_id(token) if isinstance(token, str) else None
     if number is None or backend.encode("a").ids[-1:] == [number]:
         return
