@@ -251,6 +251,22 @@ def test_passage_and_corpus_are_names_of_the_document_prompt(peer, tiny_bert, tm
         agree(model, open_peer(peer, tmp_path / "saved"))
 
 
+def test_an_empty_document_prompt_beside_another_is_kept(peer, tiny_bert, tmp_path):
+    path = legacy(tiny_bert, tmp_path / "model")
+    prompts = {"query": "search ", "document": "", "passage": "the text "}
+    write(path / "config_sentence_transformers.json", {"prompts": prompts})
+    model = Model.from_pretrained(path, device="cpu")
+    assert model.prompts["document"] == "the text "
+    model.prompts["document"] = ""
+    model.save_pretrained(tmp_path / "saved")
+    again = Model.from_pretrained(tmp_path / "saved", device="cpu")
+    assert again.prompts == prompts
+    agree(again, open_peer(peer, tmp_path / "saved"))
+    again.prompts["document"] = "the "
+    again.save_pretrained(tmp_path / "saved")
+    assert Model.from_pretrained(tmp_path / "saved", device="cpu").prompts["document"] == "the "
+
+
 # ---- without the peer --------------------------------------------------------------------------
 
 

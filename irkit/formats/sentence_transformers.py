@@ -50,6 +50,8 @@ from irkit.heads.sparse_head import SPARSE_MODULES
 from irkit.tokenizer import Tokenizer, read_optional, sentence_settings
 from irkit.utils.weights import write_weights
 
+_ALIASES = "passage", "corpus"  # names that authors give to the prompt of documents
+_ALIASED = "document_prompt_aliases"  # false: they are no names of it
 _OUTPUTS = {"feature-extraction": "last_hidden_state", "fill-mask": "logits"}  # task of a Transformer, output
 
 
@@ -113,6 +115,8 @@ def _write(parts: Parts, folder: Path) -> None:
         branches = {side: _write_side(part, folder, f"{side}_") for side, part in sides.items()}
         write_routes(folder, branches)
         modules, written = [("", ROUTER)], [*branches["query"], *branches["document"]]
+    prompts = parts.get("prompts", {})
+    aliased = bool(prompts.get("document")) or not any(prompts.get(name) for name in _ALIASES)
     # files that name the modules
     for lacking in LACKING.keys() & {kind for _, kind in written}:
         warnings.warn(
@@ -130,7 +134,8 @@ def _write(parts: Parts, folder: Path) -> None:
         folder / "config_sentence_transformers.json",
         {
             "model_type": head.model_type,
-            "prompts": parts.get("prompts", {}),
+            "prompts": prompts,
+            **({} if aliased else {_ALIASED: False}),
             "default_prompt_name": parts.get("default_prompt_name"),
             "similarity_fn_name": parts.get("similarity_name"),
             **({"truncate_dim": parts["truncate_dim"]} if parts.get("truncate_dim") else {}),
@@ -281,8 +286,8 @@ def _prompts(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
     """Return the prompts by name; ``"query"`` and ``"document"`` begin with PyLate's markers, if any.
 
     Some authors name the document prompt "passage" or "corpus", so these prompts also count as
-    ``"document"``. Version 6 of sentence-transformers is meant to accept these names too, but does not find
-    them.
+    ``"document"``, also beside an empty one. Version 6 of sentence-transformers is meant to accept these
+    names too, but does not find them. Where irkit saved the empty prompt, its own key says so.
 
     Args:
         folder: Directory of the model, for messages.
@@ -296,8 +301,8 @@ def _prompts(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
             f"loading {folder}: prompts {saved!r:.60} and prefixes {markers!r:.60}, expected texts by name"
         )
     prompts = {name: text or "" for name, text in saved.items()}
-    aliases = (prompts.get(name) for name in ("document", "passage", "corpus"))
-    prompts["document"] = next(filter(None, aliases), "")
+    names = ("document", *(_ALIASES if settings.get(_ALIASED, True) else ()))
+    prompts["document"] = next(filter(None, map(prompts.get, names)), "")
     for side, marker in markers.items():
         prompts[side] = marker + prompts.get(side, "").removeprefix(marker)
     return prompts
