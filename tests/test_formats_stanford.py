@@ -106,6 +106,17 @@ def test_what_colbert_cannot_express(
     assert not (tmp_path / "colbert").exists()
 
 
+def test_further_prompts_are_refused(tiny_bert: Path, tmp_path: Path) -> None:
+    model = colbert(tiny_bert, projection="linear")
+    model.prompts["long"] = "a model "
+    with pytest.raises(BadValueError, match=r"no place for prompts of other names than query and document$"):
+        model.save_pretrained(tmp_path / "colbert", format="stanford")
+    model.prompts["long"] = ""
+    model.default_prompt_name = "query"
+    with pytest.raises(BadValueError, match=r"no place for a prompt that texts get by default$"):
+        model.save_pretrained(tmp_path / "colbert", format="stanford")
+
+
 @pytest.mark.parametrize(
     "layers",
     [

@@ -124,7 +124,7 @@ def _problems(parts: Parts, markers: list[str | None]) -> list[str]:
         parts: Parts of the model.
         markers: For each side, the token that its prompt consists of; None if the prompt is not one token.
     """
-    encoder, head = parts["encoder"], parts["head"]
+    encoder, head, prompts = parts["encoder"], parts["head"], parts.get("prompts", {})
     if head.kind != "multi_vector":
         return [f"{head.kind} vectors"]
     head = as_multi_vector_head(head, "saving a model")
@@ -142,6 +142,10 @@ def _problems(parts: Parts, markers: list[str | None]) -> list[str]:
         "pooling layers": isinstance(encoder, Encoder) and any(encoder.config.schedule),
         "other layers than one linear layer without bias, then length 1 (fold what is linear)": not plain,
         "prompts that are not one token of the vocabulary each, such as [unused0]": None in markers,
+        "prompts of other names than query and document": any(
+            text for name, text in prompts.items() if name not in ("query", "document")
+        ),
+        "a prompt that texts get by default": parts.get("default_prompt_name") is not None,
         "queries that are not filled up with the mask token to one length": (
             expansion is None or expansion.strategy != "fixed" or expansion.token is not None
         ),
