@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from irkit import Model
 from irkit.errors import ConfigError, CorruptError
+from irkit.formats.lora import merged_model
 
 peft = pytest.importorskip("peft")
 pytestmark = [
@@ -93,7 +94,9 @@ def test_what_cannot_be_merged_is_refused(tiny_bert: Path, tmp_path: Path) -> No
     for settings, error, message in (
         ({"peft_type": "IA3"}, ConfigError, r"type 'IA3', expected LORA; merge both"),
         ({"use_dora": True}, ConfigError, "no adapter with use_dora True"),
+        ({"alora_invocation_tokens": [5]}, ConfigError, r"no adapter with alora_invocation_tokens \[5\]"),
         ({"init_lora_weights": "pissa"}, ConfigError, "init_lora_weights 'pissa'"),
+        ({"init_lora_weights": "lora_ga"}, ConfigError, "init_lora_weights 'lora_ga'"),
         ({"base_model_name_or_path": None}, ConfigError, "does not name its model"),
         ({"base_model_name_or_path": str(folder)}, ConfigError, "is an adapter itself"),
         ({"lora_alpha": "much"}, CorruptError, "could not convert string"),
@@ -103,6 +106,23 @@ def test_what_cannot_be_merged_is_refused(tiny_bert: Path, tmp_path: Path) -> No
         with pytest.raises(error, match=message):
             Model.from_pretrained(folder)
         (folder / "adapter_config.json").write_text(before)
+
+
+def test_the_revision_of_the_model_is_asked_for(tiny_bert: Path, tmp_path: Path) -> None:
+    folder, asked = tmp_path / "lora", list[str]()
+    adapted(tiny_bert, folder)
+
+    def find(name: str) -> Path:
+        asked.append(name)
+        return tiny_bert
+
+    edit(folder, base_model_name_or_path="someone/model", revision="v1")
+    merged_model(folder, find)
+    edit(folder, base_model_name_or_path=str(tiny_bert))
+    merged_model(folder, find)
+    edit(folder, base_model_name_or_path="someone/model", revision=None)
+    merged_model(folder, find)
+    assert asked == ["someone/model@v1", str(tiny_bert), "someone/model"]
 
 
 def test_an_adapter_of_another_model_is_refused(tiny_bert: Path, tmp_path: Path) -> None:

@@ -28,8 +28,21 @@ _SETTINGS = "adapter_config.json"
 _FILES = re.compile(r"adapter_(config\.json|model\.\w+)|README\.md")
 _WEIGHTS = re.compile(r"(model|pytorch_model)[\w-]*\.(safetensors|bin)(\.index\.json)?")
 _FACTOR = re.compile(r"(.+)\.lora_(embedding_)?([AB])(\.weight)?")
-_UNSUPPORTED = ("use_dora", "lora_bias", "layer_replication", "trainable_token_indices", "target_parameters")
-_REBASED = ("pissa", "olora", "corda", "loftq")  # ways to begin that change the weights of the model, too
+_UNSUPPORTED = (
+    "use_dora",
+    "lora_bias",
+    "layer_replication",
+    "trainable_token_indices",
+    "target_parameters",
+    "alora_invocation_tokens",
+)
+_REBASED = (
+    "pissa",
+    "olora",
+    "corda",
+    "loftq",
+    "lora_ga",
+)  # ways to begin that change the weights of the model, too
 _NONE = torch.empty(0)
 _MERGE = "merge both with PEFT's merge_and_unload() and save that"
 
@@ -39,7 +52,8 @@ def merged_model(folder: Path, find: Callable[[str], Path]) -> Path:
 
     Args:
         folder: Directory of a model, or of an adapter alone.
-        find: Returns the directory of a model by name; called with the name that the adapter gives.
+        find: Returns the directory of a model by name; called with the name that the adapter gives, as
+            ``name@revision`` if the adapter gives a revision and the name is not a directory.
 
     Raises:
         ConfigError: The adapter is not a LoRA, or cannot be added to weights.
@@ -51,8 +65,8 @@ def merged_model(folder: Path, find: Callable[[str], Path]) -> Path:
     if adapter is None:
         return folder
     settings = _read_settings(adapter)
-    name = str(settings["base_model_name_or_path"])
-    base = find(name)
+    name, revision = str(settings["base_model_name_or_path"]), settings.get("revision")
+    base = find(f"{name}@{revision}" if revision and not Path(name).is_dir() else name)
     if (base / _SETTINGS).is_file():
         raise ConfigError(
             f"loading {adapter}: the model of the adapter, {name}, is an adapter itself; {_MERGE}"
