@@ -214,6 +214,20 @@ def test_bge_m3_in_safetensors_and_without_modules(bge_m3: Path, tmp_path: Path)
         np.testing.assert_array_equal(array, made.arrays()[name])
 
 
+def test_settings_of_the_dense_vectors_of_bge_m3(bge_m3: Path, tmp_path: Path) -> None:
+    shutil.copytree(bge_m3, tmp_path / "model")
+    file = tmp_path / "model" / "config_sentence_transformers.json"
+    file.write_text(json.dumps({"similarity_fn_name": "dot"}))
+    model = Model.from_pretrained(tmp_path / "model", device="cpu")
+    model.save_pretrained(tmp_path / "saved", format="bge-m3")
+    for read in (model, Model.from_pretrained(tmp_path / "saved", device="cpu")):
+        assert read.heads["dense"].similarity_name == "dot"
+        assert read.heads["multi_vector"].similarity_name == "meanmaxsim"
+    file.write_text(json.dumps({"truncate_dim": 8}))
+    with pytest.raises(ConfigError, match="truncate_dim 8, expected none"):
+        Model.from_pretrained(tmp_path / "model", device="cpu")
+
+
 def break_file(name: str, content: Any) -> Callable[[Path], None]:
     def change(path: Path) -> None:
         if content is None:

@@ -46,7 +46,8 @@ def _read(folder: Path, load_encoder: LoadEncoder) -> Parts:
     Raises:
         StorageError: The directory has one of both layers only.
         CorruptError: A layer does not fit the encoder, or its file is damaged.
-        ConfigError: The directory holds something else than a dense model beside the layers.
+        ConfigError: The directory holds something else than a dense model beside the layers, or cuts its
+            vectors.
     """
     assert SENTENCE_TRANSFORMERS.read is not None
     if (folder / "modules.json").is_file():
@@ -66,7 +67,8 @@ def _read(folder: Path, load_encoder: LoadEncoder) -> Parts:
     _fill(projection, weights)
     colbert = MultiVectorHead(width, [projection, Normalize()], _without_first(tokenizer, folder))
     heads: dict[str, Head] = {"dense": dense, "sparse": sparse, "multi_vector": colbert}
-    return joined(parts, heads, {"multi_vector": "meanmaxsim"})
+    own = parts.get("similarity_name")
+    return joined(parts, heads, {**({"dense": own} if own else {}), "multi_vector": "meanmaxsim"})
 
 
 def _without_first(tokenizer: Tokenizer, folder: Path | str) -> MultiVectorConfig:
@@ -122,7 +124,10 @@ def _write(parts: Parts, folder: Path) -> None:
         )
     assert SENTENCE_TRANSFORMERS.write is not None
     settings = {key: value for key, value in parts.items() if key not in ("head", "similarity_name")}
-    SENTENCE_TRANSFORMERS.write(cast(Parts, {**settings, "head": dense}), folder)
+    similarity = head.similarities.get("dense")
+    SENTENCE_TRANSFORMERS.write(
+        cast(Parts, {**settings, "head": dense, "similarity_name": similarity}), folder
+    )
     for stem, name in ((_SPARSE, "sparse"), (_COLBERT, "multi_vector")):
         layer = heads[name].layers[0]
         state = layer.linear.state_dict()

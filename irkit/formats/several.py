@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from irkit.config import read_json
-from irkit.errors import BadValueError, CorruptError
+from irkit.errors import BadValueError, ConfigError, CorruptError
 from irkit.formats.parts import SIMILARITIES, Format, LoadEncoder, Parts
 from irkit.formats.sentence_transformers import SENTENCE_TRANSFORMERS, read_head, write_modules
 from irkit.heads import Head, OpenedModel, SeveralHeads
@@ -24,7 +24,16 @@ _FILE, _FOLDER = "heads.json", "heads"
 
 
 def joined(parts: Parts, heads: Mapping[str, Head], similarities: Mapping[str, str]) -> Parts:
-    """Return the parts of a model with the encoder and the settings of ``parts``, and with several heads."""
+    """Return the parts of a model with the encoder and the settings of ``parts``, and with several heads.
+
+    Raises:
+        ConfigError: ``parts`` cut vectors.
+    """
+    if parts.get("truncate_dim"):
+        raise ConfigError(
+            f"loading a model of several heads: truncate_dim {parts['truncate_dim']!r:.40}, expected none, "
+            "because heads keep all dimensions; remove it from config_sentence_transformers.json"
+        )
     settings = {
         key: value
         for key, value in parts.items()
