@@ -23,6 +23,7 @@ from irkit.encoder import Encoder
 from irkit.errors import BadTypeError, BadValueError, ConfigError, CorruptError, StorageError
 from irkit.heads import SparseHead
 from irkit.model import Model
+from irkit.retrieval.retriever import Retriever
 from irkit.tokenizer import Tokenizer
 from irkit.vocabulary import Transfer, TransferConfig, read_new_tokens, transfer_vocabulary, write_report
 
@@ -263,6 +264,19 @@ def test_what_was_moved_can_be_copied_and_moved_again(make: Callable[..., Path])
     for again in (pickle.loads(pickle.dumps(moved)), transfer_vocabulary(moved, target).model):
         one, other = (each.encode_representation(TEXTS, "document").weights for each in (again, moved))
         torch.testing.assert_close(one, other)
+
+
+def test_an_index_finds_the_moved_model_where_it_was_saved(make: Callable[..., Path], tmp_path: Path) -> None:
+    source, target = make("bert"), make(None, lambda tokens: [*tokens, *NEW])
+    for number, given in enumerate((source, Model.from_pretrained(source, device="cpu"))):
+        moved = transfer_vocabulary(given, target, device="cpu")
+        assert moved.facts["source"] == str(source)
+        moved.save(tmp_path / f"moved {number}")
+        index = tmp_path / f"index {number}"
+        with Retriever.build(moved.model, ["the neural index", "a text"], index) as built:
+            hits = built.search("neural")
+        with Retriever.load(index) as loaded:
+            assert loaded.search("neural") == hits
 
 
 def test_what_cannot_be_moved_says_why(make: Callable[..., Path], minilm: str, tmp_path: Path) -> None:

@@ -170,6 +170,7 @@ def transfer_vocabulary(
         "bias": about_bias,
         "seconds": round(time.monotonic() - start, 2),
     }
+    model.name = ""  # the name leads to the source
     return Transfer(model, alignment, mixture, facts)
 
 
