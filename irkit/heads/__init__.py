@@ -36,6 +36,7 @@ __all__ = [
     "as_multi_vector_head",
     "as_sparse_head",
     "check_names_of_heads",
+    "names_of_new_heads",
     "registered_name",
 ]
 
@@ -57,6 +58,11 @@ HEADS: Registry[type[Head]] = Registry(
     ),  # kinds of models in recipes, where a head's name may stand, too
 )
 """Heads by name; other packages add theirs as entry points ``irkit.heads``."""
+
+
+def names_of_new_heads() -> list[str]:
+    """Return the names in `HEADS` of heads for an encoder; ``"static"`` works without one."""
+    return [name for name in HEADS if name != "static"]
 
 
 def registered_name(head: Head) -> str:

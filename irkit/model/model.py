@@ -16,7 +16,7 @@ from irkit.encoder import Encoder
 from irkit.encoder.inference_free import InferenceFreeEncoder
 from irkit.errors import BadTypeError, BadValueError, ConfigError
 from irkit.formats import SIMILARITIES, AnyEncoder, Parts, SideParts, read_encoder, read_model, write_model
-from irkit.heads import HEADS, Head, ProjectionConfig, SeveralHeads, check_names_of_heads
+from irkit.heads import HEADS, Head, ProjectionConfig, SeveralHeads, check_names_of_heads, names_of_new_heads
 from irkit.model.encoding_model import EncodingModel
 from irkit.model.hardware import Device, find_devices, with_dtype
 from irkit.model.hub import local_directory, upload
@@ -197,7 +197,8 @@ class Model(EncodingModel):
         """Make a model with a new head of any registered kind on the encoder of another model.
 
         Args:
-            head: Name in `irkit.heads.HEADS`, to which other packages can add heads.
+            head: Name in `irkit.heads.HEADS`, to which other packages can add heads; not ``"static"``, which
+                works without an encoder.
             name_or_path: As for `from_pretrained`; only encoder and tokenizer of the model are used.
             config: Settings of the head, see `irkit.heads.Head.create`.
             options: ``device``, ``dtype`` and ``attention`` as for `from_pretrained`.
@@ -207,8 +208,8 @@ class Model(EncodingModel):
             ConfigError: The head is unknown, or does not take these settings.
         """
         check_names("Model.with_head", head=head)
-        if head not in HEADS:
-            raise ConfigError(f"Model.with_head: head {brief(head)}, expected one of {', '.join(HEADS)}")
+        if head not in (known := names_of_new_heads()):
+            raise ConfigError(f"Model.with_head: head {brief(head)}, expected one of {', '.join(known)}")
         return cls._make("Model.with_head", name_or_path, head, config, {}, **options)
 
     @classmethod
@@ -315,10 +316,9 @@ class Model(EncodingModel):
             for name, chosen in heads.items():
                 settings: dict[str, Any] = {"head": chosen} if isinstance(chosen, str) else dict(chosen)
                 kind, similarity = settings.pop("head", name), settings.pop("similarity", None)
-                if kind not in HEADS or kind == "static":
+                if kind not in (known := names_of_new_heads()):
                     raise ConfigError(
-                        f"Model.several: head {brief(kind)} of {name!r}, expected one of "
-                        + ", ".join(known for known in HEADS if known != "static")
+                        f"Model.several: head {brief(kind)} of {name!r}, expected one of {', '.join(known)}"
                     )
                 own = {"projection": settings.pop("projection", None)} if kind == "multi_vector" else {}
                 new_heads[name] = HEADS[kind].create(encoder, tokenizer, settings, **own)

@@ -12,7 +12,7 @@ from irkit.arguments import suggest
 from irkit.config import Config
 from irkit.errors import ConfigError, StorageError
 from irkit.formats import SIMILARITIES
-from irkit.heads import HEADS, MultiVectorConfig, Side, SparseConfig
+from irkit.heads import MultiVectorConfig, Side, SparseConfig, names_of_new_heads
 from irkit.heads.projection import projection_config
 from irkit.model import Model
 from irkit.model.pooling import pooling_choice
@@ -162,7 +162,7 @@ def _with_kind(data: Any) -> Any:
         return data
     kind = data.get("kind", "pretrained")
     if isinstance(kind, str) and kind not in MODEL_KINDS:
-        if kind not in HEADS:
+        if kind not in names_of_new_heads():
             raise ValueError(f"unknown kind {kind!r}; {suggest(kind, list_kinds())}")
         return {**data, "kind": "head", "head": kind}
     return {**data, "kind": kind}
@@ -170,7 +170,7 @@ def _with_kind(data: Any) -> Any:
 
 def list_kinds() -> list[str]:
     """Return the values that a recipe may give to ``model.kind``: kinds of models, and names of heads."""
-    return list(dict.fromkeys([*MODEL_KINDS, *HEADS]))
+    return list(dict.fromkeys([*MODEL_KINDS, *names_of_new_heads()]))
 
 
 MODEL_KINDS = ("pretrained", "multi_vector", "sparse", "new", "head", "several")
