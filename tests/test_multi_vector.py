@@ -442,6 +442,44 @@ def test_files_that_cannot_be_honoured(tiny_bert, tmp_path, file, change, proble
         Model.from_pretrained(tmp_path / "model", device="cpu")
 
 
+def test_a_skip_list_of_no_side_is_saved(tiny_bert, tmp_path):
+    model = Model.multi_vector(tiny_bert, config={"skiplist_sides": []}, device="cpu")
+    model.save_pretrained(tmp_path / "model")
+    loaded = Model.from_pretrained(tmp_path / "model", device="cpu")
+    assert loaded.head.config.skiplist_sides == ()
+    assert [len(each.encode_document("a search, index.")) for each in (model, loaded)] == [7, 7]
+    path = tmp_path / "model/2_MultiVectorMask/config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"skiplist_tasks": None}))
+    assert Model.from_pretrained(tmp_path / "model", device="cpu").head.config.skiplist_sides == ("document",)
+
+
+@pytest.mark.filterwarnings("ignore:.*Cython:")
+def test_without_a_mask_token_the_end_token_fills_queries_up(peer, tiny_bert, tmp_path):
+    config = {"query_expansion": {"length": 8, "attend": True}}
+    Model.multi_vector(tiny_bert, config=config, device="cpu").save_pretrained(tmp_path / "model")
+    for name, names in (
+        ("tokenizer_config.json", {"eos_token": "[END]", "pad_token": "[PAD]", "unk_token": "[UNK]"}),
+        ("special_tokens_map.json", None),
+    ):
+        path = tmp_path / "model" / name
+        if names is None:
+            path.unlink(missing_ok=True)
+        else:
+            path.write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **names}))
+    path = tmp_path / "model/tokenizer.json"
+    path.write_text(path.read_text().replace("[SEP]", "[END]").replace("[MASK]", "[OTHER]"))
+    model = Model.from_pretrained(tmp_path / "model", device="cpu")
+    assert model.head.expansion_id == model.tokenizer.end_id == model.tokenizer.ids(["[END]"])[0]
+    theirs = peer.MultiVectorEncoder(str(tmp_path / "model"), device="cpu")
+    np.testing.assert_allclose(
+        theirs.encode_query("a search").numpy(), model.encode_query("a search"), atol=1e-5
+    )
+    model.tokenizer.lowercase()  # its files are written from memory then
+    model.save_pretrained(tmp_path / "again")
+    again = Model.from_pretrained(tmp_path / "again", device="cpu")
+    assert again.head.expansion_id == model.head.expansion_id
+
+
 def test_modules_in_an_order_that_means_nothing(tiny_bert, tmp_path):
     config = {"token_pooling": {}}
     Model.multi_vector(tiny_bert, None, config, device="cpu").save_pretrained(tmp_path / "model")

@@ -21,7 +21,8 @@ class QueryExpansion(Config):
         strategy: ``"fixed"`` cuts queries at ``length``, as ColBERT does; ``"min"`` leaves longer ones whole.
         attend: Whether the tokens of the query attend to the added tokens. The added tokens attend to the
             tokens of the query in any case.
-        token: Token that is added. None is the mask token or, without one, the separator token.
+        token: Token that is added. None is the mask token. A vocabulary without one gives the end token
+            (``eos_token``), and one without both the separator token.
     """
 
     length: int = Field(32, ge=1, le=_LONGEST)

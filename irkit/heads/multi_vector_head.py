@@ -140,7 +140,8 @@ class MultiVectorHead(Head):
         if not isinstance(config, MultiVectorConfig):
             config = MultiVectorConfig.parse({} if config is None else dict(config), source)
         expansion, special = config.query_expansion, tokenizer.special_ids
-        filler = special.get("mask", special.get("sep"))
+        end = special.get("sep") if tokenizer.end_id is None else tokenizer.end_id
+        filler = special.get("mask", end)
         if expansion is not None and expansion.token is not None:
             filler = next(iter(tokenizer.ids([expansion.token])), None)
         return cls(encoder.hidden_size, layers, config, expansion_id=filler)
@@ -168,10 +169,9 @@ class MultiVectorHead(Head):
                     raise ConfigError(
                         f"loading {folder}: keep_only_token_ids is for images; irkit encodes plain text"
                     )
-                mask = {
-                    "skiplist_words": saved.get("skiplist_words") or (),
-                    "skiplist_sides": saved.get("skiplist_tasks") or ("document",),
-                }
+                words, sides = (saved.get(f"skiplist_{key}") for key in ("words", "tasks"))
+                sides = ("document",) if sides is None else sides  # no sides are none
+                mask = {"skiplist_words": words or (), "skiplist_sides": sides}
             elif name in ("HierarchicalTokenPooling", "TokenPooling"):
                 pooling, attending = read_pooling(name, folder)
             else:

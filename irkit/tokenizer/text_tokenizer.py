@@ -60,6 +60,7 @@ class Tokenizer:
     Attributes:
         backend: The `tokenizers.Tokenizer` that splits texts and looks up ids.
         special_ids: Ids of the special tokens in the vocabulary, by role: cls, sep, mask, pad, unk.
+        end_id: Id of ``eos_token``, with which texts of decoders end; None without such a token.
         do_lower_case: Whether texts are lower-cased first (a setting of sentence-transformers).
 
     Examples:
@@ -81,10 +82,11 @@ class Tokenizer:
         self.do_lower_case = False
         self.special_ids: dict[str, int] = {}
         for role, usual in _USUAL.items():
-            token = settings.get(f"{role}_token")
-            token = token.get("content") if isinstance(token, dict) else token
+            token = _content(settings, role)
             if ids := self.ids([token] if token else usual):
                 self.special_ids[role] = ids[0]
+        end = _content(settings, "eos")
+        self.end_id = next(iter(self.ids([end] if end else ())), None)
         self._side = settings.get("truncation_side", "right")
         self._cut: dict[int, tokenizers.Tokenizer] = {}  # copies of the backend for other lengths
         self._has_markers = False
@@ -317,7 +319,8 @@ class Tokenizer:
         for file in chain.from_iterable(self.source.glob(pattern) for pattern in copied):
             shutil.copyfile(file, folder / file.name)
         if self._is_moved:
-            names = {f"{role}_token": self.backend.id_to_token(id) for role, id in self.special_ids.items()}
+            ids = self.special_ids if self.end_id is None else {**self.special_ids, "eos": self.end_id}
+            names = {f"{role}_token": self.backend.id_to_token(id) for role, id in ids.items()}
             limit = _NO_LIMIT if self.max_length is None else self.max_length
             settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": limit, **names}
             settings["truncation_side"] = self._side
@@ -343,6 +346,12 @@ class Tokenizer:
 
     def __repr__(self) -> str:
         return f"Tokenizer({self.vocab_size} tokens, max_length {self.max_length}, {str(self.source)!r})"
+
+
+def _content(settings: Mapping[str, Any], role: str) -> str | None:
+    """Return the special token of a role in tokenizer_config.json; None if the file names none."""
+    token = settings.get(f"{role}_token")
+    return token.get("content") if isinstance(token, dict) else token
 
 
 def strings(texts: Iterable[str]) -> Iterator[str]:
