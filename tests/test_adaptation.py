@@ -260,6 +260,33 @@ def test_models_that_cannot_be_calibrated_are_refused(model: Model, tiny_bert: P
         calibrate(model, TEXTS)
 
 
+def test_the_rate_is_that_of_documents_with_their_prompt(model: Model) -> None:
+    model.prompts["document"] = "vector token of a model "
+    texts = ["search", "index", "a text"]
+    calibration = calibrate(model, texts, {"rate": 0.2})
+    weighed = model.encode_document(texts).to_dense() > 0
+    terms = model.dim - len(model.tokenizer.special_tokens())
+    assert float(weighed.sum()) / (terms * len(texts)) == pytest.approx(calibration.after.rate, abs=1e-3)
+
+
+def test_texts_without_tokens_do_not_count(model: Model, corpus: Path, tmp_path: Path) -> None:
+    model.tokenizer = model.tokenizer.without_special_tokens()
+    assert probe(model, ["", *TEXTS, ""]) == probe(model, TEXTS)
+    assert calibrate(model, ["", *TEXTS]).after == probe(model, TEXTS)
+    for function in (probe, calibrate):
+        with pytest.raises(BadValueError, match="got no texts to probe"):
+            function(model, ["", ""])
+    # a teacher that gives them no weights is learned from
+    assert not torch.stack([*highest_logits(model, model.tokenizer(["", ""]))]).any()
+    model.save_pretrained(tmp_path / "model")
+    corpus.write_text("\n".join(json.dumps({"text": text}) for text in ["", *TEXTS] * 5))
+    corpus = corpus.rename(corpus.with_suffix(".jsonl"))
+    config = {"texts": str(corpus), "teacher": str(tmp_path / "model"), "train": {**SMALL, "max_steps": 4}}
+    student = Model.from_pretrained(tmp_path / "model", device="cpu")
+    adapt(student, config, tmp_path / "out")
+    assert all(value.isfinite().all() for value in weights(student).values())
+
+
 # the head alone
 
 
@@ -286,8 +313,10 @@ def test_a_replaced_head_gives_weights_to_the_terms_of_the_other(
     model: Model, target: Model, tmp_path: Path
 ) -> None:
     model.set_length("query", 7)
+    model.similarity_name, model.prompts["plain"], model.default_prompt_name = "cosine", "", "plain"
     joined = head_only(model, target)
     assert joined.max_length("query") == 7
+    assert (joined.similarity_name, joined.default_prompt_name) == ("cosine", "plain")
     with torch.no_grad():
         hidden = model.encoder(model.tokenizer(TEXTS))
         rows = [nn.Sequential(*model.head.layers)(states) @ target.head.weight.T for states in hidden]

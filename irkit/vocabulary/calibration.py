@@ -22,6 +22,7 @@ from pydantic import Field, PositiveInt, model_validator
 from torch import Tensor, nn
 
 from irkit.config import Config
+from irkit.core.ragged import Ragged
 from irkit.errors import BadValueError
 from irkit.heads import as_sparse_head
 from irkit.model import Model
@@ -109,7 +110,8 @@ def calibrate(
 ) -> Calibration:
     """Shift the bias of a sparse model in place, so that a moderate share of its terms has weights.
 
-    Terms that can never have a weight, such as special tokens, do not count. The document side is calibrated.
+    Terms that can never have a weight, such as special tokens, do not count. Texts without any token do not
+    count, either. The document side is calibrated: texts get the prompt of documents.
 
     Args:
         model: Model before fine-tuning.
@@ -121,7 +123,7 @@ def calibrate(
 
     Raises:
         BadValueError: The model would be dead or dense, has logits that are not finite, or is not sparse; or
-            ``texts`` is empty. The model is unchanged then.
+            no text has a token. The model is unchanged then.
 
     Examples:
         >>> calibrate(model, texts, {"rate": 0.3}).after.rate  # doctest: +SKIP
@@ -159,7 +161,7 @@ def calibrate(
 def probe(
     model: Model, texts: Iterable[str], config: CalibrationConfig | Mapping[str, Any] | None = None
 ) -> Activations:
-    """Measure the weights that a sparse model gives to texts.
+    """Measure the weights that a sparse model gives to documents; those without any token do not count.
 
     Args:
         model: A sparse model.
@@ -167,7 +169,7 @@ def probe(
         config: Only ``texts`` and ``max_length`` are used.
 
     Raises:
-        BadValueError: The model is not sparse, or has NaN logits; or ``texts`` is empty.
+        BadValueError: The model is not sparse, or has NaN logits; or no text has a token.
     """
     head = as_sparse_head(model.head, "calibrate")
     config = CalibrationConfig.of(config, "calibration")
@@ -176,24 +178,25 @@ def probe(
 
 @torch.no_grad()
 def _highest_logits(model: Model, texts: Iterable[str], config: CalibrationConfig) -> Tensor:
-    """Return the highest logits over the tokens of each text, ``(texts, terms)`` float32 on the CPU."""
+    """Return the highest logits of each text that has tokens, ``(texts, terms)`` float32 on the CPU."""
     head = as_sparse_head(model.head, "calibrate")
     included = head.included()
     sample = list(islice(strings(texts), config.texts))
-    if not sample:
-        raise BadValueError("calibrate: got no texts to probe the model with; expected some, such as 256")
     limit = min(filter(None, (config.max_length, model.tokenizer.max_length)))
-    training, rows = model.training, list[Tensor]()
+    training, rows, prompt = model.training, list[Tensor](), model.prompts["document"]
     model.eval()
     for start in range(0, len(sample), _TEXTS):
-        tokens = model.tokenizer(sample[start : start + _TEXTS], max_length=limit).to(model.device)
+        tokens = model.tokenizer(sample[start : start + _TEXTS], prompt, limit)
+        tokens = Ragged(tokens.values, tokens.lengths[tokens.lengths > 0]).to(model.device)
         rows += (logits[included].cpu() for logits in highest_logits(model, tokens))
     model.train(training)
+    if not rows:
+        raise BadValueError("calibrate: got no texts to probe the model with; expected some, such as 256")
     highest = torch.stack(rows)
     bad = int((~highest.isfinite()).any(1).sum())
     if bad:
         raise BadValueError(
-            f"calibrate: the model has logits that are no numbers, in {bad} of {len(sample)} texts; its "
+            f"calibrate: the model has logits that are no numbers, in {bad} of {len(rows)} texts; its "
             "weights are spoiled, go back to an earlier checkpoint"
         )
     return highest

@@ -15,7 +15,8 @@ def head_only(source: Model, transferred: Model) -> Model:
     Only the output matrix is replaced, like in ESPLADE; `irkit.vocabulary.adapt` with ``labels`` trains it.
 
     Args:
-        source: A sparse model; tokenizer, encoder and the layers of its head are shared.
+        source: A sparse model; tokenizer, encoder and the layers of its head are shared. Its prompts and its
+            similarity are copied.
         transferred: The same model on another vocabulary, see `irkit.vocabulary.transfer_vocabulary`; its
             matrix and its bias are copied.
 
@@ -43,4 +44,12 @@ def head_only(source: Model, transferred: Model) -> Model:
     weight = nn.Parameter(theirs.weight.detach().clone())
     bias = None if bias is None else nn.Parameter(bias.detach().clone())
     head = ours.with_matrix(weight, bias, terms)
-    return Model(source.tokenizer, source.encoder, head, prompts=source.prompts).to(source.device).eval()
+    model = Model(
+        source.tokenizer,
+        source.encoder,
+        head,
+        prompts=source.prompts,
+        default_prompt_name=source.default_prompt_name,
+        similarity_name=source.similarity_name,
+    )
+    return model.to(source.device).eval()

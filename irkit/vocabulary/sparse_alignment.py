@@ -91,6 +91,8 @@ class AlignmentStep(TextStep):
 def highest_logits(model: Model, tokens: Ragged) -> Iterator[Tensor]:
     """Yield the highest logit of each term over the tokens of a text, ``(terms,)`` float32, text by text.
 
+    A text without tokens gives no term a weight: its logits are 0.
+
     Args:
         model: A sparse model.
         tokens: Ragged ids on its device.
@@ -101,7 +103,8 @@ def highest_logits(model: Model, tokens: Ragged) -> Iterator[Tensor]:
         for layer in head.layers:
             values = layer(values)
         logits = F.linear(values.to(head.weight.dtype), head.weight, None).float()
-        yield (logits if head.bias is None else logits + head.bias.float()).amax(0)
+        logits = logits if head.bias is None else logits + head.bias.float()
+        yield logits.amax(0) if len(logits) else logits.sum(0)
 
 
 def _terms(model: Model) -> list[str]:
