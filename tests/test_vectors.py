@@ -92,6 +92,22 @@ def test_queries_come_in_many_forms(kind: str, retriever: Retriever) -> None:
     assert half[0].id == several[0][0].id
 
 
+@pytest.mark.parametrize("make", [list, np.array, torch.tensor])
+def test_queries_without_tokens_stand_anywhere(make: Any) -> None:
+    model = Vectors(representation="multi_vector", dim=2)
+    some, none = make([[1.0, 0.0]]), make([])
+    for queries, lengths in (
+        ([none, some], [0, 1]),
+        ([some, none], [1, 0]),
+        ([none, none, some], [0, 0, 1]),
+        ([none], [0]),
+    ):
+        rows, single = model.split_queries(queries)
+        made = model.encode_representation(rows, "query")
+        assert isinstance(made, MultiVector)
+        assert (single, made.tokens.lengths.tolist()) == (False, lengths)
+
+
 def test_runs_filters_reranking_and_measures(kind: str, retriever: Retriever) -> None:
     named = dict(zip(["a", "b", "c"], QUERIES[kind], strict=True))
     run = retriever.run(named, k=5)
@@ -247,6 +263,8 @@ def test_what_is_no_vector(vector: Any, message: str) -> None:
         ({"bear": 1.0}, "expected numbers; weights by term go into an index of their own"),
         (None, "a query has None, expected numbers"),
         (7, "a query: vector: expected"),
+        (np.array(1.0), r"a query: vector: expected numbers .*, got shape \(\)"),
+        (torch.tensor(1.0), r"a query: vector: expected numbers .*, got shape \(\)"),
         (MultiVector(Ragged.from_rows(TOKENS)), "got multi_vector queries, but the documents are dense"),
         (Sparse.from_dense(torch.tensor([[0.0, 1.0]])), "got sparse queries, but the documents are dense"),
         (Dense(torch.zeros(2, 5)), r"shape \(5,\), expected \(8,\)"),

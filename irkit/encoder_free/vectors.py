@@ -174,7 +174,8 @@ class Vectors(EncoderFreeModel):
                     "model of the documents makes of queries"
                 )
             return list(queries.values if isinstance(queries, Dense) else queries.tokens), False
-        if isinstance(queries, str | Mapping) or not isinstance(queries, Iterable):
+        is_number = not isinstance(queries, Iterable) or getattr(queries, "ndim", 1) == 0
+        if isinstance(queries, str | Mapping) or is_number:
             return [self._checked(queries, "a query")], True
         if not hasattr(queries, "shape"):
             queries = list(queries)
@@ -236,15 +237,22 @@ class Vectors(EncoderFreeModel):
 
 
 def _axes(values: Any) -> int:
-    """Count the axes of nested lists and arrays by their first items; below 0 if no numbers are in them."""
+    """Count the axes of nested lists and arrays by their first items; below 0 if no numbers are in them.
+
+    The first item that is not empty counts. An empty item alone is a text without tokens.
+    """
     axes = 0
-    while isinstance(values, list | tuple):
-        if not values:
-            return axes + 1
-        axes, values = axes + 1, values[0]
+    while isinstance(values, list | tuple) and values:
+        axes, values = axes + 1, next((item for item in values if not _is_empty(item)), values[0])
+    if _is_empty(values):
+        return axes + _AXES["multi_vector"]
     if hasattr(values, "ndim"):
         return axes + int(values.ndim)
     return axes if isinstance(values, int | float) else -9
+
+
+def _is_empty(item: Any) -> bool:
+    return not item if isinstance(item, list | tuple) else 0 in getattr(item, "shape", ())
 
 
 def _checked_weights(vectors: Iterable[object]) -> list[Mapping[str, float]]:
