@@ -247,6 +247,27 @@ def test_initialisations_differ_only_where_they_should(make: Callable[..., Path]
     assert torch.allclose(rows["subtoken"][place], old[pieces].mean(0), atol=1e-6)
 
 
+@pytest.mark.parametrize("bias", ["prior", "copied"])
+def test_vocabularies_that_share_special_tokens_only(make: Callable[..., Path], bias: str) -> None:
+    def others(tokens: list[str]) -> list[str]:
+        return [*tokens[:5], "neurals", "日本", "日", "##本"]
+
+    source, target = make("bert"), make("bert", others)
+    old = Model.sparse(source, device="cpu")
+    for kind in ("mean", "subtoken"):
+        moved = transfer_vocabulary(source, target, {"initialization": kind, "bias": bias}, device="cpu")
+        assert moved.facts["vocabulary"]["shared"] == 5
+        rows = embeddings(moved.model)
+        torch.testing.assert_close(rows[7], embeddings(old)[5:].mean(0))
+        assert kind == "mean" or not torch.allclose(rows[5], rows[7])  # it is made of pieces
+        weights = moved.model.encode_document(["neurals 日本"]).to_dense()
+        assert weights.isfinite().all()
+        if bias == "copied":
+            torch.testing.assert_close(head_of(moved.model).bias[7], head_of(old).bias[5:].mean())
+    with pytest.raises(BadValueError, match="share no tokens to compare with; take subtoken"):
+        transfer_vocabulary(source, target, {"initialization": "semantic"}, device="cpu")
+
+
 def test_a_model_in_memory_is_not_changed(make: Callable[..., Path]) -> None:
     model = Model.sparse(make("roberta"))
     model.set_length("query", 9)

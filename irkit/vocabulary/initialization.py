@@ -35,9 +35,9 @@ class TransferConfig(Config):
     Attributes:
         initialization: Embeddings of new tokens. ``"semantic"``: mixtures of the shared tokens that are near
             them in the embeddings of the target; ``"subtoken"``: the mean of the tokens into which the source
-            splits them; ``"mean"``: the mean of all shared tokens; ``"random_new"``: random;
-            ``"random_all"``: random for the shared tokens, too. ``"auto"`` is semantic if the target has
-            embeddings, else subtoken.
+            splits them; ``"mean"``: the mean of all shared tokens, or of all tokens if only special ones are
+            shared; ``"random_new"``: random; ``"random_all"``: random for the shared tokens, too. ``"auto"``
+            is semantic if the target has embeddings, else subtoken.
         bias: Output bias. ``"prior"`` rescales the frequencies of the target vocabulary to the range of the
             source (PDA); ``"copied"`` mixes biases like embeddings.
         normalize: Match tokens also if only case or accents differ, see `align`.
@@ -156,7 +156,7 @@ def carry_over(
         rows: ``(V, width)``, the matrix of the source.
         alignment: Alignment; shared tokens keep their rows bit by bit.
         mixture: One row per new token, over the ids of the source. A token with an empty row starts as the
-            mean of the rows of `anchors`.
+            mean of the rows of `anchors`, or without any as the mean of all tokens that have no counterpart.
         random: If given, the rows of new tokens are drawn by this generator instead of mixed: from a normal
             distribution with the standard deviation of ``rows``.
 
@@ -169,7 +169,11 @@ def carry_over(
         drawn = torch.randn(int(new.sum()), rows.shape[1], generator=random)
         result[new] = (drawn * rows.float().std().cpu()).to(rows)
         return result
-    mean = rows[alignment.source_ids[anchors(alignment)].to(rows.device)].float().mean(0)
+    averaged = alignment.source_ids[anchors(alignment)]
+    if not len(averaged):
+        is_shared = torch.isin(torch.arange(alignment.source_size), alignment.source_ids)
+        averaged = (~is_shared).nonzero()[:, 0]
+    mean = rows[averaged.to(rows.device)].float().mean(0)
     empty = (mixture.terms.lengths == 0).to(rows.device)
     result[new] = torch.where(empty[:, None], mean.to(rows), mix(mixture, rows))
     return result
