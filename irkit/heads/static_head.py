@@ -103,7 +103,8 @@ class StaticHead(TermHead):
         else:
             tensors = read_weights(folder)
             weight = tensors.pop("weight", torch.empty(0, device="cpu"))
-            if tensors or weight.shape != (tokenizer.vocab_size,) or not bool(weight.isfinite().all()):
+            sizes = (tokenizer.highest_id() + 1,), (tokenizer.vocab_size,)  # the peer counts tokens
+            if tensors or weight.shape not in sizes or not bool(weight.isfinite().all()):
                 raise CorruptError(
                     f"loading {folder}: weights of shape {tuple(weight.shape)} beside {sorted(tensors)}, "
                     f"expected 'weight' alone with a finite number for each of {tokenizer.vocab_size} tokens"
@@ -179,7 +180,7 @@ def token_weights(weights: Mapping[str, Any], tokenizer: Tokenizer, source: str)
         source: Where the weights come from, for the message.
 
     Returns:
-        ``(tokens of the tokenizer,)`` float32.
+        ``(highest id of the tokenizer + 1,)`` float32.
 
     Raises:
         ConfigError: The table is empty, the tokenizer lacks a token, or a weight is not a finite number of at
@@ -187,7 +188,7 @@ def token_weights(weights: Mapping[str, Any], tokenizer: Tokenizer, source: str)
     """
     if not weights:
         raise ConfigError(f"{source}: there are no weights, expected one for each token that counts")
-    result = torch.zeros(tokenizer.vocab_size, device="cpu")
+    result = torch.zeros(tokenizer.highest_id() + 1, device="cpu")
     unknown = []
     for token, weight in weights.items():
         number = isinstance(weight, int | float) and not isinstance(weight, bool)

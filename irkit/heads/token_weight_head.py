@@ -28,7 +28,7 @@ class TokenWeightHead(TermHead):
 
     Attributes:
         layers: One `Projection` to width 1.
-        dim: Number of tokens of the vocabulary.
+        dim: Size of the vocabulary: its highest id + 1.
         config: Its limits say how many weights of a text are kept; its other settings are not used.
 
     Examples:
@@ -63,7 +63,7 @@ class TokenWeightHead(TermHead):
         """Make a head of random weights; ``config`` is a `SparseConfig` or its keys and values."""
         if not isinstance(config, SparseConfig):
             config = SparseConfig.parse(dict(config or {}), "token weights")
-        return cls(encoder.hidden_size, tokenizer.vocab_size, config)
+        return cls(encoder.hidden_size, tokenizer.highest_id() + 1, config)
 
     def settings(self) -> dict[str, Any]:
         """Return the keys and values of `config`."""

@@ -117,7 +117,7 @@ def query_parts(
     frozen = isinstance(config, LexicalQueries) or config.frozen
     weights = None if isinstance(config, LexicalQueries) else config.weights
     if weights is None:
-        weight = torch.ones(tokenizer.vocab_size, device="cpu")
+        weight = torch.ones(tokenizer.highest_id() + 1, device="cpu")
         weight[tokenizer.special_tokens()] = 0.0
     elif isinstance(weights, str):
         file = Path(weights)
@@ -155,10 +155,10 @@ def idf_weights(texts: Iterable[str], tokenizer: Tokenizer) -> dict[str, float]:
     """
     plain = tokenizer.without_special_tokens()
     plain.max_length = None
-    weight = torch.ones(plain.vocab_size, device="cpu")
+    weight = torch.ones(plain.highest_id() + 1, device="cpu")
     weight[plain.special_tokens()] = 0.0
     head = StaticHead(weight, frozen=True)
-    total, frequencies = 0, torch.zeros(plain.vocab_size, dtype=torch.float64, device="cpu")
+    total, frequencies = 0, torch.zeros(len(weight), dtype=torch.float64, device="cpu")
     for chunk in chunks(strings(texts), _CHUNK):
         terms = head.look_up(plain(chunk)).terms
         total += int((terms.lengths > 0).sum())
@@ -166,7 +166,7 @@ def idf_weights(texts: Iterable[str], tokenizer: Tokenizer) -> dict[str, float]:
     if not total:
         raise BadValueError("idf_weights: no text holds a token, expected the texts of a collection")
     weights = torch.log1p((total - frequencies + 0.5) / (frequencies + 0.5)).tolist()
-    tokens = plain.tokens(plain.vocab_size)
+    tokens = plain.tokens(len(weight))
     return {tokens[i]: weights[i] for i in frequencies.nonzero().flatten().tolist()}
 
 

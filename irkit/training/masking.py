@@ -108,7 +108,7 @@ class Masking:
         self.tokenizer, self.config, self.seed = tokenizer, config or MaskingConfig(), seed
         self.labels, self.max_length = labels, max_length
         answers = tokenizer if labels is None else labels
-        size = answers.vocab_size
+        size = answers.highest_id() + 1
         if "mask" not in tokenizer.special_ids:
             raise ConfigError(f"masked language modelling: {tokenizer!r} has no mask token")
         if is_new is not None and (is_new.dtype != torch.bool or is_new.dim() != 1 or len(is_new) < size):
