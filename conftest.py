@@ -1,8 +1,9 @@
-"""Skip what this machine cannot run, and spare the garbage collector what lasts."""
+"""Skip what this machine cannot run, spare the user's cache, and the garbage collector what lasts."""
 
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Generator
 from typing import Any
 
@@ -21,6 +22,14 @@ def pytest_collection() -> Generator[None, Any, Any]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Keep nothing in the home of who runs the tests; the workers of pytest-xdist share what they compile."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    os.environ["IRKIT_CACHE"] = str(shared / "cache")
 
 
 def pytest_unconfigure() -> None:

@@ -21,12 +21,6 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
 @pytest.fixture(scope="session", autouse=True)
-def text_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Nothing that tests read is noted in the home of who runs them."""
-    os.environ["IRKIT_CACHE"] = str(tmp_path_factory.mktemp("texts"))
-
-
-@pytest.fixture(scope="session", autouse=True)
 def heard_interrupts() -> Iterator[None]:
     """Ctrl-C reaches tests and their processes, also where a shell starts the suite with it ignored (`&`)."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,7 +1,7 @@
-"""Compile LLVM IR by llvmlite, in milliseconds, to functions that are called through ctypes.
+"""Compile LLVM IR by llvmlite to functions that are called through ctypes.
 
-numba depends on llvmlite, so the machine needs no compiler, and nothing is compiled before its first use.
-`_typed` writes the IR.
+numba depends on llvmlite, so the machine needs no compiler. A function is compiled at its first use, which
+takes tenths of a second; `_machine_code` keeps the result for later processes. `_typed` writes the IR.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
+
+from ._machine_code import keep_code
 
 __all__ = [
     "Target",
@@ -110,12 +112,11 @@ def compile_ir(
     llvm.initialize_native_asmprinter()
     module = llvm.parse_assembly(ir)
     module.verify()
-    machine = llvm.Target.from_default_triple().create_target_machine(
-        cpu=cpu or llvm.get_host_cpu_name(),
-        features="" if cpu else llvm.get_host_cpu_features().flatten(),
-        opt=3,
-    )
+    features = "" if cpu else llvm.get_host_cpu_features().flatten()
+    cpu = cpu or llvm.get_host_cpu_name()
+    machine = llvm.Target.from_default_triple().create_target_machine(cpu=cpu, features=features, opt=3)
     engine = llvm.create_mcjit_compiler(module, machine)
+    keep_code(engine, (ir, machine.triple, cpu, features, llvm.llvm_version_info))
     engine.finalize_object()
     function = ctypes.CFUNCTYPE(None, *arguments)(engine.get_function_address(name))
     function.engine = engine  # type: ignore[attr-defined]  # keeps the code alive
