@@ -372,7 +372,7 @@ def random_encoder(name: str) -> Encoder:
 
 
 @pytest.mark.parametrize("name", [*FAMILIES, *OWN])
-@settings(deadline=None, max_examples=8)
+@settings(deadline=None, max_examples=4)
 @given(lengths=st.lists(st.integers(0, 60), min_size=2, max_size=6), seed=st.integers(0, 9))
 def test_a_row_does_not_depend_on_its_batch_mates(name: str, lengths: list[int], seed: int) -> None:
     encoder, tokens = random_encoder(name), batch(lengths, seed)

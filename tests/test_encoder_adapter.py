@@ -135,7 +135,7 @@ def difference(ours: TransformersEncoder, theirs: Any, lengths: list[int], seed:
 
 
 @pytest.mark.parametrize("name", CASES)
-@settings(deadline=None, max_examples=3)
+@settings(deadline=None, max_examples=2)
 @given(lengths=st.lists(st.integers(1, 100), min_size=1, max_size=4), seed=st.integers(0, 9))
 def test_rows_below_and_above_the_window(name: str, lengths: list[int], seed: int) -> None:
     model_type, more, way = CASES[name]

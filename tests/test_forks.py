@@ -315,7 +315,9 @@ def words(tmp_path: Path) -> Retriever:
     return Retriever.build("bm25", texts, tmp_path / "words")
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "method", ["fork", *(pytest.param(name, marks=pytest.mark.slow) for name in ("spawn", "forkserver"))]
+)
 def test_pools_of_processes_search(words: Retriever, method: str) -> None:
     opened = Retriever.load(words.store.path)
     expected = opened.search(["word3", "common"], 5)

@@ -30,7 +30,7 @@ def build(path: Path, data: Any, **options: Any) -> Index:
     return open_index(Store.open(path))
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.integers(1, 90),
     st.integers(1, 5),

@@ -42,8 +42,7 @@ CONFIGS: dict[str, Any] = {
     **small_indexes.CONFIGS,
     "several": {"kind": "several", "indexes": {"one": "flat", "two": {"kind": "plaid", "centroids": 8}}},
 }
-QUICK = ("dense", "several")  # the latter has all files of plaid and flat, too
-KINDS = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CONFIGS]
+KINDS = [pytest.param(name, marks=() if name == "dense" else pytest.mark.slow) for name in CONFIGS]
 kind = "faiss"  # what this process works on
 
 

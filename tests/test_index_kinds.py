@@ -107,6 +107,7 @@ def python(tmp_path: Path) -> Callable[[str, str], subprocess.CompletedProcess[s
     return run
 
 
+@pytest.mark.slow
 def test_a_kind_of_another_package_is_built_and_searched_by_the_command_line(python: Any) -> None:
     done = python(NEAREST, USE)
     assert done.returncode == 0, done.stderr

@@ -301,8 +301,10 @@ def ranked(hits: Hits) -> list[dict[int, float]]:
     ]
 
 
-@pytest.mark.parametrize("nbits", [1, 4])
-@pytest.mark.parametrize("more", [9, 400])
+@pytest.mark.parametrize(
+    ("more", "nbits"),
+    [(9, 1), (400, 4), *(pytest.param(*values, marks=pytest.mark.slow) for values in ((9, 4), (400, 1)))],
+)
 def test_tensors_rank_as_cpu_kernels_do(tmp_path: Path, nbits: int, more: int) -> None:
     data, queries = texts(300, 0), texts(6, 1)
     index = build(tmp_path / "index", [data], nbits=nbits)

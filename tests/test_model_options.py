@@ -141,6 +141,7 @@ def test_uploads_that_fail(model: Model, monkeypatch: pytest.MonkeyPatch, name: 
 # ---- several devices -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_documents_are_encoded_on_all_devices(
     tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

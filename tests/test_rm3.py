@@ -131,7 +131,7 @@ def test_command_line(words: Retriever, tmp_path: Path, capsys: pytest.CaptureFi
     [
         pytest.param("msmarco-dl21-pool", "train", "AP", 0.448, 0.496, marks=pytest.mark.slow),
         ("vaswani", "test", "AP", 0.286, 0.302),
-        ("scifact", "test", "nDCG@10", 0.678, 0.639),
+        pytest.param("scifact", "test", "nDCG@10", 0.678, 0.639, marks=pytest.mark.slow),
     ],
 )
 def test_judged_collections(

@@ -151,6 +151,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> RayHere:
     return ray
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("index", [pytest.param(None, marks=pytest.mark.slow), CODES], ids=["exact", "codes"])
 def test_actors_that_all_heads_share_find_what_one_index_finds(
     model: Model, index: Any, ray: RayHere, tmp_path: Path
@@ -183,6 +184,7 @@ def test_actors_that_all_heads_share_find_what_one_index_finds(
     check_same(one, many)  # in this process
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "dense",
     [

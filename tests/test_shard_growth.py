@@ -30,8 +30,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "faiss": ("dense", {"kind": "faiss", "factory": "IVF8,PQ6x4fs", "nprobe": 3, "refine": 2}),
     "plaid-tokens": ("tokens", {"kind": "plaid", "keep_tokens": True, "device": "cpu"}),
 }
-QUICK = ("dense-codes", "plaid")
-SOME = [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
+SOME = [pytest.param(kind, marks=() if kind == "dense-codes" else pytest.mark.slow) for kind in KINDS]
 
 
 @pytest.fixture(autouse=True)
@@ -125,6 +124,7 @@ def test_shards_grow_as_one_index(kind: str, tmp_path: Path) -> None:
     assert versions(one) > seen[-1:]
 
 
+@pytest.mark.slow
 def test_lists_are_made_when_one_index_makes_them(tmp_path: Path) -> None:
     """Rows of a few additions have none; they are more than a twentieth of the rows of some shards."""
     source, index = Source("plaid"), KINDS["plaid"][1] | {"centroids": 32}
@@ -214,7 +214,7 @@ def test_shards_of_which_some_lack_the_newest_codec_are_searched_and_get_it(
 
 
 @pytest.mark.parametrize(
-    "kind", ["plaid", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("dense-codes", "faiss"))]
+    "kind", ["dense-codes", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("plaid", "faiss"))]
 )
 def test_a_build_that_is_killed_while_it_trains_ends_as_one_that_was_not(kind: str, tmp_path: Path) -> None:
     documents, index = Source(kind).documents("d", 90), KINDS[kind][1]

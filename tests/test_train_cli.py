@@ -161,6 +161,7 @@ def test_interrupted_training_goes_on(
     assert steps == [1, 2, 3, 4, 4]
 
 
+@pytest.mark.slow
 def test_killed_while_measured_takes_no_further_step(
     tiny_bert: Path, collection: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -156,7 +156,7 @@ class Stop(TrainerCallback):
         pytest.param(3, {}, marks=pytest.mark.slow),
         (8, {}),
         pytest.param(5, {"gradient_accumulation_steps": 3, "tokens_per_batch": 200}, marks=pytest.mark.slow),
-        (7, {"lora": {"r": 2}, "gradient_cache_size": 3}),
+        pytest.param(7, {"lora": {"r": 2}, "gradient_cache_size": 3}, marks=pytest.mark.slow),
     ],
 )
 def test_resuming_gives_the_weights_of_never_having_stopped(
@@ -235,7 +235,7 @@ def test_a_loss_that_is_no_number_ends_training_and_keeps_the_last_checkpoint(
     assert all(bool(value.isfinite().all()) for value in good.parameters())
 
 
-@pytest.mark.parametrize("norm", [0.0, 1.0])
+@pytest.mark.parametrize("norm", [pytest.param(0.0, marks=pytest.mark.slow), 1.0])
 def test_a_step_waits_for_a_gpu_once(
     model: Model,
     files: Any,
@@ -443,7 +443,7 @@ def test_the_best_model_is_kept_and_training_stops_early(model: Model, files: An
     ]
 
 
-@pytest.mark.parametrize("interrupted", [6, 8])
+@pytest.mark.parametrize("interrupted", [pytest.param(6, marks=pytest.mark.slow), 8])
 def test_patience_goes_on_after_an_interruption(
     tiny_bert: Path, files: Any, tmp_path: Path, interrupted: int
 ) -> None:

@@ -122,12 +122,10 @@ def change(*retrievers: Retriever) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "shards"),
-    [("plaid", 2), ("several", 3)]
-    + [
-        pytest.param(kind, shards, marks=pytest.mark.slow)
+    [
+        pytest.param(kind, shards, marks=() if (kind, shards) == ("plaid", 2) else pytest.mark.slow)
         for kind in KINDS
         for shards in (1, 2, 5)
-        if (kind, shards) != ("plaid", 2)
     ],
 )
 def test_shards_equal_one_index(models: dict[str, Model], kind: str, shards: int, tmp_path: Path) -> None:
@@ -161,6 +159,7 @@ def test_shards_equal_one_index(models: dict[str, Model], kind: str, shards: int
     check_same(one, again)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["dense", pytest.param("several", marks=pytest.mark.slow)])
 def test_one_index_becomes_shards_and_the_other_way_round(
     models: dict[str, Model], kind: str, tmp_path: Path
@@ -189,6 +188,7 @@ def test_one_index_becomes_shards_and_the_other_way_round(
     assert len(many.search(QUERIES[0], 50)) == len(one.search(QUERIES[0], 50))
 
 
+@pytest.mark.slow
 def test_actors_find_what_one_index_finds(
     models: dict[str, Model], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -260,6 +260,7 @@ def test_an_interrupted_change_is_whole_for_each_document_and_can_be_repeated(
         assert not again.index.passages(queries, rows[None]).any()  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_a_killed_build_ends_as_one_that_was_not(models: dict[str, Model], tmp_path: Path) -> None:
     def make(path: Path) -> None:
         build(path, models, "plaid", collection(20), 2).close()

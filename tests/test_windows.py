@@ -100,15 +100,15 @@ def check(hits: list[Any], known: dict[str, Any], k: int, recall: float = 1) -> 
 @pytest.mark.parametrize(
     ("kind", "index", "pool", "recall"),
     [
-        ("dense", "flat", "max", 1),
+        pytest.param("dense", "flat", "max", 1, marks=pytest.mark.slow),
         ("dense", "flat", "mean", 1),
         ("dense", "flat", "first", 1),
         ("dense", "dense", "max", 1),
-        ("dense", "hnsw", "mean", 1),
+        pytest.param("dense", "hnsw", "mean", 1, marks=pytest.mark.slow),
         ("multi_vector", "flat", "mean", 1),
         ("multi_vector", "plaid", "max", 1),
         ("multi_vector", "muvera", "max", 0),
-        ("sparse", "inverted", "max", 1),
+        pytest.param("sparse", "inverted", "max", 1, marks=pytest.mark.slow),
         ("sparse", {"kind": "inverted", "mode": "exact", "dtype": "float32"}, "mean", 1),
     ],
 )

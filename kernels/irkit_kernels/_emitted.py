@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -61,13 +62,18 @@ _BYTES = {  # how `_simd.dot_bytes` multiplies
 }
 
 
-def hashes() -> list[str]:
+def hashes(step: int = 1) -> list[str]:
     """Return a line per module: its name and the hash of its functions.
 
     Declarations do not count: LLVM refuses a module that lacks one, and ignores one that nothing uses.
+
+    Args:
+        step: Write only every ``step``-th module.
     """
     return [
-        f"{name} {hashlib.sha256(_functions(text).encode()).hexdigest()[:16]}" for name, text in modules()
+        f"{name} {hashlib.sha256(_functions(write()).encode()).hexdigest()[:16]}"
+        for number, (name, write) in enumerate(modules())
+        if number % step == 0
     ]
 
 
@@ -75,56 +81,59 @@ def _functions(text: str) -> str:
     return "\n".join(line for line in text.split("\n") if not line.startswith("declare "))
 
 
-def modules() -> Iterator[tuple[str, str]]:
-    """Yield the name and the text of every module."""
+def modules() -> Iterator[tuple[str, Callable[[], str]]]:
+    """Yield the name of every module, and what writes its text if called before the next one is asked for."""
     for lanes in _LANES:
-        yield f"add_rows({lanes})", write_add_rows(lanes)
+        yield f"add_rows({lanes})", partial(write_add_rows, lanes)
     for activation, gated, cpu in product(INT8_ACTIVATIONS, _FLAGS, _BYTES):
         named = f"int8_linear({activation}, gated={gated}, {cpu})"
         with compiling_for(_BYTES[cpu]):
-            yield named, write_int8_linear(activation, gated, "vnni=True" in cpu)
+            yield named, partial(write_int8_linear, activation, gated, "vnni=True" in cpu)
     for flags in product(_FLAGS, repeat=4):
-        yield "row_norm(rms={}, add={}, weight={}, bias={})".format(*flags), write_norm(*flags)
-    yield "rotary()", write_rotate()
+        yield "row_norm(rms={}, add={}, weight={}, bias={})".format(*flags), partial(write_norm, *flags)
+    yield "rotary()", write_rotate
     for bfloat16, transposed, rounds in product(_FLAGS, _FLAGS, _FLAGS):
         name = f"ragged_pool(bfloat16={bfloat16}, transposed={transposed}, rounds={rounds})"
-        yield name, write_ragged_pool(bfloat16, transposed, rounds)
+        yield name, partial(write_ragged_pool, bfloat16, transposed, rounds)
     vectors = [("float32", lanes) for lanes in _LANES] + [("bfloat16", 16)]
     for kind, lanes in vectors:
-        yield f"splade_pool({kind}, {lanes})", splade_pool.write_ir(splade_pool.Plan(kind, lanes))
+        yield f"splade_pool({kind}, {lanes})", partial(splade_pool.write_ir, splade_pool.Plan(kind, lanes))
     for (kind, lanes), paired in product([*vectors, ("int8", 16)], _FLAGS):
         name = f"maxsim({kind}, {lanes}, paired={paired})"
-        yield name, maxsim.write_maxsim(maxsim.Plan(kind, lanes, paired))
+        yield name, partial(maxsim.write_maxsim, maxsim.Plan(kind, lanes, paired))
     for lanes, paired, stored in product(_LANES, _FLAGS, ("float16", "int8")):
         plan = maxsim.Plan("float32", lanes, paired, stored)
-        yield f"maxsim(float32, {lanes}, paired={paired}, stored={stored})", maxsim.write_maxsim(plan)
+        yield (
+            f"maxsim(float32, {lanes}, paired={paired}, stored={stored})",
+            partial(maxsim.write_maxsim, plan),
+        )
     yield from _ragged_attention()
     yield from _residual_maxsim()
     yield from _sparse_search()
     yield from _dense_search()
-    yield "dense_scan.keys()", write_keys()
-    yield "dense_scan.hits()", write_hits()
-    yield "dense_scan.products()", write_products()
+    yield "dense_scan.keys()", write_keys
+    yield "dense_scan.hits()", write_hits
+    yield "dense_scan.products()", write_products
     for cpu, target in _BYTES.items():
         with compiling_for(target):
-            yield f"dense_scan({cpu})", write_scan("vnni=True" in cpu)
+            yield f"dense_scan({cpu})", partial(write_scan, "vnni=True" in cpu)
 
 
-def _ragged_attention() -> Iterator[tuple[str, str]]:
+def _ragged_attention() -> Iterator[tuple[str, Callable[[], str]]]:
     kinds = [(bfloat16, False, lanes) for bfloat16 in _FLAGS for lanes in _LANES] + [(True, True, 16)]
     for head_dim, (bfloat16, dot, lanes), dropout in product((8, 40, 64), kinds, _FLAGS):
         plan = AttentionPlan(head_dim, bfloat16, dot, lanes, dropout)
         name = f"{head_dim}, bfloat16={bfloat16}, dot={dot}, {lanes}, dropout={dropout}"
-        yield f"ragged_attention({name})", write_attend(plan)
-        yield f"ragged_attention.backward({name})", write_differentiate(plan)
+        yield f"ragged_attention({name})", partial(write_attend, plan)
+        yield f"ragged_attention.backward({name})", partial(write_differentiate, plan)
     for bfloat16, dot, lanes in kinds:
         plan = AttentionPlan(64, bfloat16, dot, lanes, biased=True)
         name = f"64, bfloat16={bfloat16}, dot={dot}, {lanes}, biased=True"
-        yield f"ragged_attention({name})", write_attend(plan)
-        yield f"ragged_attention.backward({name})", write_differentiate(plan)
+        yield f"ragged_attention({name})", partial(write_attend, plan)
+        yield f"ragged_attention.backward({name})", partial(write_differentiate, plan)
 
 
-def _residual_maxsim() -> Iterator[tuple[str, str]]:
+def _residual_maxsim() -> Iterator[tuple[str, Callable[[], str]]]:
     cpus = {f"{cpu}, permutes=False": target for cpu, target in _BYTES.items()}
     for cpu, target in (cpus | {"vnni=True, permutes=True": Target(frozenset({"avx512vbmi"}))}).items():
         vnni = "vnni=True" in cpu
@@ -132,33 +141,45 @@ def _residual_maxsim() -> Iterator[tuple[str, str]]:
             for dim, vectors in product((4, 48, 128), (1, 2)):
                 plan = residual.Plan(dim, vectors, vnni)
                 name = f"{dim}, {vectors}, {cpu}"
-                yield f"residual_maxsim.table({name})", write_table(plan)
-                yield f"residual_maxsim.probe({name})", write_probe(plan)
+                yield f"residual_maxsim.table({name})", partial(write_table, plan)
+                yield f"residual_maxsim.probe({name})", partial(write_probe, plan)
                 for code in _INTEGERS:
-                    yield f"residual_maxsim.interaction({name}, {code})", write_interaction(plan, code)
+                    yield (
+                        f"residual_maxsim.interaction({name}, {code})",
+                        partial(write_interaction, plan, code),
+                    )
                     for nbits, exact in product((1, 2, 4, 8), _FLAGS):
-                        text = write_maxsim(plan, code, nbits, packed_width(dim, nbits), dim * exact)
-                        kind = "exact_maxsim" if exact else "residual_maxsim"
-                        yield f"{kind}({name}, {code}, nbits={nbits})", text
+                        width, kind = packed_width(dim, nbits), "exact_maxsim" if exact else "residual_maxsim"
+                        write = partial(write_maxsim, plan, code, nbits, width, dim * exact)
+                        yield f"{kind}({name}, {code}, nbits={nbits})", write
             for dim in (3, 48, 128):
-                yield f"residual_maxsim.assign({dim}, {cpu})", write_assign(dim, vnni)
+                yield f"residual_maxsim.assign({dim}, {cpu})", partial(write_assign, dim, vnni)
                 for code, nbits in product(_INTEGERS, (1, 2, 4, 8)):
                     name, width = f"{dim}, {code}, nbits={nbits}, {cpu}", packed_width(dim, nbits)
-                    yield f"residual_maxsim.encode({name})", write_encode(dim, code, nbits, width, vnni)
-                    yield f"residual_maxsim.decode({name})", write_decode(dim, code, nbits, width, vnni)
+                    yield (
+                        f"residual_maxsim.encode({name})",
+                        partial(write_encode, dim, code, nbits, width, vnni),
+                    )
+                    yield (
+                        f"residual_maxsim.decode({name})",
+                        partial(write_decode, dim, code, nbits, width, vnni),
+                    )
 
 
-def _sparse_search() -> Iterator[tuple[str, str]]:
-    yield "sparse_search.few()", write_few()
+def _sparse_search() -> Iterator[tuple[str, Callable[[], str]]]:
+    yield "sparse_search.few()", write_few
     for terms, weights in product(("u16", "u32"), ("float", "half", "u16", "u8")):
         for wide in _FLAGS:
-            yield f"sparse_search.exact({terms}, {weights}, wide={wide})", write_exact(terms, weights, wide)
-        yield f"sparse_search.approximate({terms}, {weights})", write_approximate(terms, weights)
+            yield (
+                f"sparse_search.exact({terms}, {weights}, wide={wide})",
+                partial(write_exact, terms, weights, wide),
+            )
+        yield f"sparse_search.approximate({terms}, {weights})", partial(write_approximate, terms, weights)
 
 
-def _dense_search() -> Iterator[tuple[str, str]]:
+def _dense_search() -> Iterator[tuple[str, Callable[[], str]]]:
     for back in _FLAGS:
-        yield f"dense_search.rotate_rows(back={back})", write_rotation(back)
+        yield f"dense_search.rotate_rows(back={back})", partial(write_rotation, back)
     cpus = [("vnni=True", SHUFFLES["avx512bw"]), ("vnni=False", ("", 0))]
     for feature, shuffle in SHUFFLES.items():
         cpus.append(("vnni=False, avx2" if feature.startswith("avx") else "vnni=False", shuffle))
@@ -169,9 +190,9 @@ def _dense_search() -> Iterator[tuple[str, str]]:
                     plan = DensePlan(width, nbits, keep, "vnni=True" in cpu, shuffle)
                     look_up = shuffle[0] or "no shuffle"
                     name = f"{width}, nbits={nbits}, keep={keep}, {cpu}, {look_up}"
-                    yield f"dense_search({name})", write_dense_search(plan)
-                    yield f"dense_search.candidates({name})", write_candidates(plan)
-                    yield f"dense_search.rank_places({name})", write_places(plan)
+                    yield f"dense_search({name})", partial(write_dense_search, plan)
+                    yield f"dense_search.candidates({name})", partial(write_candidates, plan)
+                    yield f"dense_search.rank_places({name})", partial(write_places, plan)
 
 
 def main(folder: str = "") -> None:
@@ -180,8 +201,8 @@ def main(folder: str = "") -> None:
         print("\n".join(hashes()))  # noqa: T201
         return
     Path(folder).mkdir(parents=True, exist_ok=True)
-    for name, text in modules():
-        (Path(folder) / f"{name}.ll").write_text(text + "\n")
+    for name, write in modules():
+        (Path(folder) / f"{name}.ll").write_text(write() + "\n")
 
 
 if __name__ == "__main__":

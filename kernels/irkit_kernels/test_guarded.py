@@ -189,7 +189,11 @@ def test_splade_pool() -> None:
 
 @pytest.mark.parametrize(
     ("dim", "tokens", "nbits"),
-    [(3, 1, 1), (3, 1, 8), (7, 40, 2), (7, 40, 4), (48, 33, 1), (48, 33, 4), (129, 2, 2), (129, 2, 8)],
+    [(3, 1, 8), (7, 40, 4), (48, 33, 1), (129, 2, 2)]
+    + [
+        pytest.param(*case, marks=pytest.mark.slow)
+        for case in ((3, 1, 1), (7, 40, 2), (48, 33, 4), (129, 2, 8))
+    ],
 )
 @forked
 def test_residual_maxsim(dim: int, tokens: int, nbits: int) -> None:
@@ -264,7 +268,9 @@ def searches(
 
 
 @pytest.mark.parametrize(
-    ("nbits", "metric"), [(1, "cosine"), (2, "euclidean"), (4, "cosine"), (4, "euclidean")]
+    ("nbits", "metric"),
+    [(1, "cosine"), (4, "euclidean")]
+    + [pytest.param(*case, marks=pytest.mark.slow) for case in ((2, "euclidean"), (4, "cosine"))],
 )
 @forked
 def test_dense_search(nbits: int, metric: str) -> None:

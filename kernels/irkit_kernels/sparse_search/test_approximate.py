@@ -92,9 +92,10 @@ def test_hits_are_documents_and_their_scores(seed: int, effort: float, k: int) -
         assert (scores[query][len(found) :] == -np.inf).all()
 
 
-def large(seed: int = 0) -> tuple[Any, int, tuple[Array, Array, Array]]:
-    """Return more documents than a range has, with lists cut off; a query is half of a document."""
-    rng = np.random.default_rng(seed)
+@pytest.fixture(scope="module")
+def large() -> tuple[Any, Any, tuple[Array, Array, Array]]:
+    """Return more documents than a range has, their lists, cut off, and halves of documents as queries."""
+    rng = np.random.default_rng(0)
     n, dim = 2 * TOTALS + 100, 300
     forward = corpus(rng, n, dim)
     offsets, terms, weights, _ = forward
@@ -102,14 +103,14 @@ def large(seed: int = 0) -> tuple[Any, int, tuple[Array, Array, Array]]:
     halves = [slice(offsets[row], offsets[row] + (offsets[row + 1] - offsets[row]) // 2) for row in picked]
     starts = np.concatenate([[0], np.cumsum([part.stop - part.start for part in halves])])
     queries = starts, *(np.concatenate([array[part] for part in halves]) for array in (terms, weights))
-    return forward, dim, (queries[0], queries[1].astype(np.int32), queries[2])
+    return forward, build(forward, dim), (queries[0], queries[1].astype(np.int32), queries[2])
 
 
-def test_recall_grows_with_effort() -> None:
-    forward, dim, queries = large()
-    searcher = Searcher(build(forward, dim), forward)
+def test_recall_grows_with_effort(large: Any) -> None:
+    forward, built, queries = large
+    searcher = Searcher(built, forward)
     wanted = reference(forward, queries, 10)[1]
-    lists = np.diff(build(forward, dim)["best_offsets"])
+    lists = np.diff(built["best_offsets"])
     assert lists.max() == cpu_best.longest(len(forward[0]) - 1)
     recall = []
     for effort in (Effort(1, 0.0, 10), 0.01, 0.3, 0.8):
@@ -121,9 +122,9 @@ def test_recall_grows_with_effort() -> None:
         assert_found(searcher.find(queries, 10, None, effort), (reference(forward, queries, 10)))
 
 
-def test_queries_together_or_one_by_one_or_in_threads() -> None:
-    forward, dim, (offsets, terms, weights) = large(1)
-    searcher = Searcher(build(forward, dim), forward)
+def test_queries_together_or_one_by_one_or_in_threads(large: Any) -> None:
+    forward, built, (offsets, terms, weights) = large
+    searcher = Searcher(built, forward)
     together = searcher.find((offsets, terms, weights), 10, None, 0.3)
 
     def one(query: int) -> tuple[Array, Array]:
