@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import warnings
 from pathlib import Path
@@ -249,6 +250,11 @@ def test_sql_of_filters() -> None:
     assert sql_filter(where, types) == (
         "((coalesce(metadata.`lang` = 'd''e', false)) AND "
         "(NOT ((coalesce(array_has(metadata.`tags`, 'a'), false)))))"
+    )
+    for gone in ({"draft": "x"}, {"draft": {">": 1}}):  # of removed documents only
+        assert sql_filter(parse_filter(gone), types).strip("()") == "false"
+    assert "CAST('inf' AS DOUBLE)" in sql_filter(
+        parse_filter({"n": {"<": math.inf}}), {"n": ("number", False)}
     )
     for wrong in ({"tags": {">": "a"}}, {"tags": {"prefix": "a"}}, {"mixed": 1}):
         with pytest.raises(BadValueError, match="LanceDB"):

@@ -8,8 +8,10 @@ import json
 import operator
 import shutil
 import zipfile
+from collections import UserDict
 from collections.abc import Iterator
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -159,7 +161,7 @@ def check(documents: Documents, everything: list[Document], where: dict[str, Any
 
 
 @given_values(metadata_lists, st.lists(filters, min_size=1, max_size=6), st.integers(1, 5))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_a_filter_finds_what_python_finds(
     tmp_path_factory: pytest.TempPathFactory, given: list[dict[str, Any]], wheres: list[Any], chunk: int
 ) -> None:
@@ -171,7 +173,7 @@ def test_a_filter_finds_what_python_finds(
 
 
 @given_values(st.data())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_a_filter_follows_every_change(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     path = tmp_path_factory.mktemp("index")
     everything = numbered(data.draw(metadata_lists))
@@ -363,3 +365,17 @@ def test_arrays_that_are_too_short_are_an_error(tmp_path: Path) -> None:
             store.append(name, array)
         with pytest.raises((CorruptError, BadValueError)):
             Documents(Store.open(store.path)).filter({"s": {">": ""}})
+
+
+def test_filters_may_be_any_mapping(tmp_path: Path) -> None:
+    words = Retriever.build("bm25", {str(n): {"text": "word", "n": n} for n in range(9)}, tmp_path / "index")
+    where: Any = MappingProxyType({"n": MappingProxyType({">": 3}), "$not": UserDict(n=5)})
+    assert {hit.id for hit in words.search("word", filter=where)} == {"4", "6", "7", "8"}
+
+
+def test_facets_count_equal_floats_and_huge_integers_together(tmp_path: Path) -> None:
+    numbers = [1.5, 1.5, 1e20, 10**20, 10**20]
+    words = Retriever.build(
+        "bm25", {str(n): {"text": "word", "n": value} for n, value in enumerate(numbers)}, tmp_path / "index"
+    )
+    assert words.documents.facets("n", k=1) == [(1e20, 3)]

@@ -342,6 +342,23 @@ def test_finds_the_best_of_what_a_filter_allows(backend: Backend, seed: int) -> 
         assert recall >= (1 if backend.exact else 0.95), share
 
 
+def test_queries_and_filters_in_any_layout(backend: Backend) -> None:
+    rng = np.random.default_rng(6)
+    data = reals(backend, 300, rng)
+    queries, index = data[:5], open_index(Store.open(build(backend, [data])))
+    allowed = rng.random(300) < 0.5
+    expected = index.search(queries, 10, allowed)
+    if isinstance(queries, Dense):
+        queries = Dense(queries.values.T.contiguous().T)
+    table = np.stack([allowed, ~allowed], axis=1)
+    for view in (table[:, 0], allowed[::-1].copy()[::-1]):
+        hits = index.search(queries, 10, view)
+        np.testing.assert_array_equal(hits.rows, expected.rows)
+        np.testing.assert_allclose(hits.scores, expected.scores, rtol=1e-5, atol=1e-5)
+    everything = index.search(queries, 10, np.broadcast_to(np.True_, 300))
+    np.testing.assert_array_equal(everything.rows, index.search(queries, 10, np.ones(300, bool)).rows)
+
+
 def test_one_build_equals_another(backend: Backend) -> None:
     rng = np.random.default_rng(2)
     data, queries = reals(backend, 100, rng), reals(backend, 5, rng)

@@ -172,6 +172,7 @@ def test_search_settings_can_be_changed(tmp_path: Path, data: Dense) -> None:
     assert open_index(index.store).config.nprobe == 1  # this changes nothing that is stored
 
 
+@pytest.mark.slow
 def test_the_seed_settles_the_build(tmp_path: Path, data: Dense) -> None:
     def content(factory: str, seed: int) -> bytes:
         config = {"kind": "faiss", "factory": factory, "seed": seed, "train_size": 1500}
@@ -403,3 +404,11 @@ def test_a_lone_query_finds_what_it_finds_in_a_batch(tmp_path: Path, data: Dense
         np.testing.assert_array_equal(np.concatenate([hits.rows for hits in alone]), together.rows)
         scores = np.concatenate([hits.scores for hits in alone])
         np.testing.assert_allclose(scores, together.scores, rtol=0, atol=DIM * 2**-22)
+
+
+def test_a_row_of_nsg_comes_once_to_a_query_alone(tmp_path: Path, data: Dense) -> None:
+    index = build(tmp_path, "NSG16", data)
+    for query in range(100):
+        alone, beside = index.search(data[[query]], 50), index.search(data[[query, 0]], 50)
+        np.testing.assert_array_equal(alone.rows[0], beside.rows[0])
+        assert len(set(alone.rows[0])) == 50

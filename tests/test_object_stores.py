@@ -21,7 +21,7 @@ from irkit import Retriever
 from irkit.data import read_documents, read_qrels, read_queries
 from irkit.errors import BadValueError, CorruptError, LockedError, MissingDependencyError, StorageError
 from irkit.index import Limits, compact, use_limits
-from irkit.index.object_store import MARKER, download_index, upload_index
+from irkit.index.object_store import COPY, MARKER, copies_of, download_index, upload_index
 from irkit.shards import reshard
 
 TEXTS = {f"d{number}": f"text {number} word{number % 3} common" for number in range(20)}
@@ -294,3 +294,13 @@ def test_the_command_line_takes_uris(
     assert (download_index(out) / "recipe.yaml").read_text().splitlines()[0].startswith("model: bm25")
     status, _, problem = command("search", f"file://{tmp_path}/store/none", "--text", "x")
     assert (status, "no index is there" in problem) == (2, True)
+
+
+def test_a_build_that_was_killed_after_its_upload_can_be_repeated() -> None:
+    uri = "memory://killed/notes"
+    Retriever.build("bm25", TEXTS, uri)
+    left = copies_of(uri) / "build"  # marked as a copy, and not renamed
+    Retriever.build("bm25", {"a": "left"}, left).close()
+    (left / COPY).write_text(uri)
+    assert len(Retriever.build("bm25", {"a": "new text"}, uri, overwrite=True)) == 1
+    assert [hit.id for hit in Retriever.load(uri).search("new")] == ["a"]

@@ -862,3 +862,15 @@ def test_an_index_whose_files_are_cut_in_use_is_not_read(tmp_path: Path) -> None
         retriever.search("common", 3)
     with pytest.raises(CorruptError, match="it has 0 bytes"):
         retriever.add(["new"])
+
+
+def test_a_build_goes_on_whatever_json_makes_of_the_metadata(model: Model, tmp_path: Path) -> None:
+    documents = [
+        Document(f"d{number}", "text", metadata={"tags": ("a", "b"), "by": {1: "x"}})  # type: ignore[dict-item]
+        for number in range(20)
+    ]
+    with pytest.raises(Stop):
+        Retriever.build(model, stopping(documents, 12), tmp_path / "index", chunk_size=5)
+    with Retriever.build(model, documents, tmp_path / "index", chunk_size=5) as built:
+        assert built.documents["d3"].metadata == {"tags": ["a", "b"], "by": {"1": "x"}}
+        assert len(built) == 20

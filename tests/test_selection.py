@@ -304,3 +304,9 @@ def test_hybrid_chooses_of_the_fused_ranking(notes: Retriever, tmp_path: Path, m
         assert first.text
         assert (only.id, only.text, dict(only.metadata)) == (first.id, "", {})
         assert hybrid.search("common", 1, fields=[])[0].id == first.id
+
+
+def test_a_key_may_begin_as_an_operator_does(tmp_path: Path) -> None:
+    texts = {f"d{n}": {"text": "word " * (9 - n)} | ({"$type": "x"} if n > 6 else {}) for n in range(9)}
+    retriever = Retriever.build("bm25", texts, tmp_path / "index")
+    assert len(retriever.search("word", 3, group_by="$type")) == 3

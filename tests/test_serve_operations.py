@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -211,3 +212,54 @@ def test_workers_do_not_start_for_a_bad_path(command: Any, tmp_path: Path, path:
     (tmp_path / "broken" / "irkit.json").write_text("{}")
     code, _, err = command("serve", str(tmp_path / path), "--workers", "2", "--port", "0")
     assert (code, path.rpartition("/")[2] in err, err.count("\n")) == (2, True, 1), err
+
+
+def test_a_commit_while_an_index_is_opened_is_seen(tmp_path: Path) -> None:
+    from irkit.serve.serve_config import ServeLimits
+    from irkit.serve.served_indexes import ServedIndex
+
+    Retriever.build("bm25", {"old": "text"}, tmp_path / "words").close()
+
+    def load(path: str) -> Retriever:
+        opened = Retriever.load(path)
+        with Retriever.load(path) as writer:
+            writer.add({"new": "text"})
+        return opened
+
+    index = ServedIndex("words", str(tmp_path / "words"), load, lambda *_: [], ServeLimits())
+    assert index.count() == 2
+
+
+def test_threads_wait_for_the_one_that_opens_a_new_index(tmp_path: Path) -> None:
+    from irkit.serve.serve_config import ServeLimits
+    from irkit.serve.served_indexes import ServedIndex
+
+    Retriever.build("bm25", {"old": "text"}, tmp_path / "words").close()
+    loads: list[str] = []
+
+    def load(path: str) -> Retriever:
+        loads.append(path)
+        time.sleep(0.2)
+        return Retriever.load(path)
+
+    index = ServedIndex("words", str(tmp_path / "words"), load, lambda *_: [], ServeLimits())
+    Retriever.build("vectors", {"a": [1.0], "b": [0.5]}, tmp_path / "words", overwrite=True).close()
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda _: index.count(), range(8))) == [2] * 8
+    assert len(loads) == 2
+
+
+def test_a_cross_encoder_is_given_by_its_name_on_the_hub(
+    served: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from irkit.serve.catalogue import Catalogue
+    from irkit.serve.serve_config import ServeConfig
+
+    repository = tmp_path / "models--someone--tiny-cross"
+    for folder in ("refs", "snapshots"):
+        (repository / folder).mkdir(parents=True)
+    (repository / "refs" / "main").write_text("0" * 40)
+    (repository / "snapshots" / ("0" * 40)).symlink_to(served.root / "cross")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    catalogue = Catalogue(ServeConfig(paths=("second=someone/tiny-cross",)))
+    assert type(catalogue.models["second"].model).__name__ == "CrossEncoder"

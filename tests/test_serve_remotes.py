@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -170,6 +172,49 @@ def test_a_remote_ranks_again_with_the_options_of_a_retriever(words: Retriever, 
         far.rerank(QUERY, ids, 3, ofset=1)  # type: ignore[call-arg]
     with pytest.raises(BadValueError, match="leave the interaction out"):
         far.rerank(QUERY, ids, 3, interaction=max)  # type: ignore[arg-type]
+    with pytest.raises(BadValueError, match="has one representation; leave fuse out"):
+        far.rerank(QUERY, ids, 3, fuse={"dense": 1.0})
+    with pytest.raises(BadTypeError, match="teacher"):
+        far.rerank(QUERY, ids, 3, teacher=5)  # type: ignore[arg-type]
+
+
+def test_a_document_that_an_engine_removes_meanwhile_is_left_out(words: Retriever, tmp_path: Path) -> None:
+    class Forgetful(Elsewhere):
+        def fetch(self, ids: Sequence[str]) -> list[Any]:
+            return [document for document in super().fetch(ids) if document.id != "d1"]
+
+    hits = Hybrid([Forgetful(str(tmp_path / "words")) for _ in range(2)]).search(QUERY, 5)
+    assert len(hits) == 4
+    assert "d1" not in {hit.id for hit in hits}
+
+
+def test_an_engine_is_asked_by_one_thread_at_a_time(
+    words: Retriever, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running, most = [0], [0]
+
+    class Slow(Elsewhere):
+        def _search(self, *arguments: Any) -> list[RemoteHit]:
+            running[0] += 1
+            most[0] = max(most[0], running[0])
+            time.sleep(0.05)
+            running[0] -= 1
+            return super()._search(*arguments)
+
+    monkeypatch.setitem(served_remotes.ENGINES, "elsewhere", Slow)
+    places = [f"{name}=elsewhere:{tmp_path / 'words'}" for name in ("far", "further")]
+    with served(str(tmp_path / "words"), *places[:1]) as client, ThreadPoolExecutor(4) as pool:
+        bodies = [("far", {"queries": QUERY}), ("words", {"queries": QUERY, "fuse": {"indexes": ["far"]}})]
+        asked = [pool.submit(client.post, f"/indexes/{name}/search", json=body) for name, body in bodies * 4]
+        assert {answer.result().status_code for answer in asked} == {200}
+        assert most == [1]
+    with served(*places) as client, ThreadPoolExecutor(4) as pool:  # each names the other
+        bodies = [
+            (name, {"queries": QUERY, "fuse": {"indexes": [other]}})
+            for name, other in (("far", "further"), ("further", "far"))
+        ]
+        asked = [pool.submit(client.post, f"/indexes/{name}/search", json=body) for name, body in bodies * 6]
+        assert {answer.result(60).status_code for answer in asked} == {200}
 
 
 class Deaf(ShardActors):

@@ -108,8 +108,7 @@ class Documents:
                 [identifier.encode() for identifier in ids],
                 [_line(item) for item in items],
             )
-            # as JSON says it: keys are strings, and tuples are lists
-            metadata = [json.loads(_json(item.metadata, item.id)) if item.metadata else {} for item in items]
+            metadata = [as_stored(item).metadata for item in items]
             self._upgrade()
             start = len(self)
             ends = np.empty((len(items), len(columns)), np.int64)
@@ -332,6 +331,12 @@ def _hashes(ids: Sequence[str]) -> Array:
         wrong = next((item for item in ids if not isinstance(item, str)), ids)
         raise BadTypeError(f"documents: got the id {brief(wrong)}; expected a string") from None
     return np.frombuffer(b"".join(hashlib.blake2b(name, digest_size=8).digest() for name in names), "<u8")
+
+
+def as_stored(document: Document) -> Document:
+    """Return a document as it is fetched: the keys of its metadata are strings, and tuples are lists."""
+    metadata = json.loads(_json(document.metadata, document.id)) if document.metadata else {}
+    return Document(document.id, document.text, document.title, metadata)
 
 
 def _line(document: Document) -> bytes:

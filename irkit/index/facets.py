@@ -40,7 +40,8 @@ def count_values(
         values, first, counts = np.unique(column.values[chosen], return_index=True, return_counts=True)
         rows = column.rows[chosen][first]
         rows = rows if numbers is None else numbers[rows]
-        if kind in (INT, FLOAT) and not {INT, FLOAT} <= set(fields.types(key)):  # no value comes again
+        if kind in (INT, FLOAT) and len({INT, FLOAT, HUGE}.intersection(fields.types(key))) == 1:
+            # no value comes again
             best = np.lexsort((rows, -counts))[:k]
             values, rows, counts = values[best], rows[best], counts[best]
         plain: list[Any] = values.tolist()

@@ -59,7 +59,7 @@ class Faiss(FaissBuilding):
         if k < 1 or covered < len(self) or self.store.rows("removed.bin") or self._few(covered, covered, k):
             return None
         structure = self.structure
-        if is_on_gpu(structure):
+        if is_on_gpu(structure) or hasattr(core_of(structure), "nsg"):  # whose repeats `_find` drops
             return None
         reach = self.reach(k, covered, covered, False)
         width = reach.width + self._spare(structure)

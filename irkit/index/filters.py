@@ -70,7 +70,11 @@ def parse_filter(where: Mapping[str, Any]) -> Group:
 
 def as_json(where: Mapping[str, Any]) -> str:
     """Return a filter that `parse_filter` accepts as JSON, the same for equal filters."""
-    return json.dumps(where, sort_keys=True, default=_plain)
+
+    def plain(value: Any) -> Any:
+        return dict(value) if isinstance(value, Mapping) else _plain(value)
+
+    return json.dumps(where, sort_keys=True, default=plain)
 
 
 def conditions(parsed: Parsed) -> Iterator[Condition]:

@@ -320,7 +320,7 @@ class Index(ABC):
                 f"search: allowed is {allowed.dtype} of shape {allowed.shape}; expected bool ({len(self)},), "
                 "one per row"
             )
-        return allowed if keep is None else allowed & keep
+        return np.ascontiguousarray(allowed) if keep is None else allowed & keep
 
 
 def _numbers(representation: Representation) -> torch.Tensor:

@@ -185,6 +185,7 @@ def staged(uri: str, overwrite: bool) -> Iterator[Path]:
     with explained(f"building {uri} in {cache}", "set IRKIT_CACHE to a folder that can be written"):
         make_folder(cache)
     folder = cache / "build"
+    (folder / COPY).unlink(missing_ok=True)  # of a build that was killed after its upload
     yield folder
     try:
         uploaded = upload_index(folder, uri, overwrite)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Self, Unpack
 
 import numpy as np
 
+from irkit.arguments import check_functions
 from irkit.data import Document, QueriesLike, Query, parse_queries
 from irkit.encoder_free import EncoderFreeModel
 from irkit.errors import BadValueError, CorruptError, StorageError, reraise_as
@@ -197,8 +198,11 @@ class RemoteRetriever(OtherRetriever):
         selection = parse_selection("reranking", sys.maxsize if k is None else k, options, known)
         if options.get("interaction") is not None:
             raise BadValueError(f"reranking: {self.name} scores by itself; leave the interaction out")
+        if options.get("fuse") is not None:
+            raise BadValueError(f"reranking: {self.name} has one representation; leave fuse out")
         self._check_group(selection, "reranking")
         teacher, progress = options.get("teacher"), options.get("progress")
+        check_functions("reranking", teacher=teacher, progress=progress)
         # a run: one ranking per query of the run
         if is_run:
             items = queries_of_run(candidates, queries)
@@ -239,8 +243,9 @@ class RemoteRetriever(OtherRetriever):
                     hits = self._search(query, len(ids), where, True, True)
             elif teacher is not None and (documents := self.fetch(ids) if ids else []):
                 [scores] = score_checked(teacher, [item], [documents])
+                places = {identifier: place for place, identifier in reversed([*enumerate(ids)])}
                 scored = zip(documents, scores.tolist(), strict=True)
-                hits = [RemoteHit(ids.index(document.id), score, document) for document, score in scored]
+                hits = [RemoteHit(places[document.id], score, document) for document, score in scored]
             chosen, hits = self._choose(hits, selection)
             yield [hits[position] for position in chosen[selection.offset :].tolist()]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -51,6 +52,8 @@ def _condition(condition: Condition, types: Mapping[str, tuple[str, bool]]) -> s
             return _join("AND", [exists, *equal])
         any_equal = _join("OR", equal) if equal else "false"
         return any_equal if sign in ("==", "in") else f"({exists} AND NOT {any_equal})"
+    if key not in types:  # only removed documents had it
+        return "false"
     kind, in_lists = types[key]
     is_string = isinstance(operand, str)
     if in_lists or kind == "other":
@@ -68,6 +71,8 @@ def _condition(condition: Condition, types: Mapping[str, tuple[str, bool]]) -> s
 def _equal(key: str, value: Any, types: Mapping[str, tuple[str, bool]]) -> str:
     if value is None or isinstance(value, bool):
         return _marked(mark(key, value))
+    if key not in types:
+        return "false"
     kind, in_lists = types[key]
     if kind == "other":
         raise BadValueError(
@@ -99,7 +104,7 @@ def _literal(key: str, value: Any) -> str:
         return _quote(value)
     if not abs(value) <= _LARGEST and isinstance(value, int):
         raise BadValueError(f"filter: {key!r} {brief(value)}: LanceDB compares whole numbers up to 2**53")
-    return repr(float(value))
+    return repr(float(value)) if math.isfinite(value) else f"CAST('{float(value)}' AS DOUBLE)"
 
 
 def _quote(text: str) -> str:

@@ -33,6 +33,7 @@ from irkit.index import (
 )
 from irkit.index.array_files import Array
 from irkit.index.directory import check_target, directory_of
+from irkit.index.documents import as_stored
 from irkit.index.object_store import check_uri, upload_index
 from irkit.model import Model
 from irkit.retrieval.collection import (
@@ -273,7 +274,7 @@ def _starts_with(stream: Iterator[Document], stored: Documents, progress: StageP
     """Return True if ``stream`` begins with the stored documents, and move it past them."""
     for start in range(0, len(stored), CHUNK):
         rows = np.arange(start, min(start + CHUNK, len(stored)))
-        if stored.fetch(rows) != list(islice(stream, len(rows))):
+        if stored.fetch(rows) != [*map(as_stored, islice(stream, len(rows)))]:
             return False
     if progress is not None:
         progress("encoding", len(stored), None)

@@ -93,7 +93,11 @@ class Hybrid(Searcher):
                 documents = self._documents(ids)
             passages = self._passages(texts, [[name for name, _ in run[query]] for query in run.query_ids])
         results = [
-            [Hit.of(documents[name], score, selection.fields, best.get(name)) for name, score in run[query]]
+            [
+                Hit.of(documents[name], score, selection.fields, best.get(name))
+                for name, score in run[query]
+                if name in documents  # an engine may have removed one meanwhile
+            ]
             for query, best in zip(run.query_ids, passages, strict=True)
         ]
         return results, isinstance(queries, str)
@@ -150,7 +154,7 @@ class Hybrid(Searcher):
         # how documents are grouped, and how deep the first searches go
         def read(ids: list[str]) -> list[Document]:
             by_id = self._documents(set(ids))
-            return [by_id[name] for name in ids]
+            return [by_id.get(name) or Document(name, "") for name in ids]  # an engine may have removed one
 
         groups = None if selection.group_by is None else Groups(read, selection.group_by)
         chosen: dict[str, tuple[str, list[str], Array]] = {}

@@ -21,6 +21,7 @@ from irkit.arguments import brief, check_counts, check_options, is_count, is_fin
 from irkit.data import Document
 from irkit.errors import BadTypeError, BadValueError
 from irkit.index import Documents
+from irkit.index.filters import check_key
 
 Array = np.ndarray[Any, Any]
 Key = TypeVar("Key", bound=Hashable)
@@ -199,11 +200,5 @@ def _parse_fields(operation: str, fields: Any) -> frozenset[str] | None:
 
 def check_group_key(operation: str, collections: Iterable[Documents], key: str) -> None:
     """Raise BadValueError if no document has a key; reads all metadata, once per state of an index."""
-    problem = None
-    for documents in collections:
-        try:
-            documents.filter({key: {"!=": None}})
-            return
-        except BadValueError as error:
-            problem = error
-    raise BadValueError(f"{operation}: group_by {brief(key)}: {problem}") from None
+    keys = {name for documents in collections for name in documents.metadata_keys()}
+    check_key(key, sorted(keys), f"{operation}: group_by {brief(key)}")

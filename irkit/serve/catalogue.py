@@ -225,8 +225,10 @@ def _as_model(source: str) -> Iterator[None]:
 
 
 def _load_model(source: str, config: ServeConfig) -> Model | CrossEncoder:
-    settings = Path(source) / "config.json"
-    if settings.is_file() and not (Path(source) / "modules.json").exists():
+    with _as_model(source):
+        folder = local_directory(source)
+    settings = folder / "config.json"
+    if settings.is_file() and not (folder / "modules.json").exists():
         with suppress(ValueError, AttributeError):
             if "SequenceClassification" in " ".join(json.loads(settings.read_text())["architectures"]):
                 return CrossEncoder(source, device=config.device)

@@ -95,12 +95,7 @@ def find(served: Served, name: str, retriever: AnyRetriever, jobs: Sequence[Job]
     if (fuse or rerank) and not all(isinstance(query, str) for query in queries):
         raise Problem(422, "fuse and rerank take texts as queries")
     with ExitStack() as stack:
-        # open every index that the options name
-        parts: dict[str, AnyRetriever] = {name: retriever}  # all of one state, until the stack ends
-        for other in (*(fuse["indexes"] if fuse else ()), *([rerank["by"]] if rerank else ())):
-            if other in served.indexes:
-                parts[other] = served.indexes[other].retriever()
-                stack.enter_context(one_state(parts[other]))
+        parts = _open(served, name, retriever, options, stack)
         watched = stack.enter_context(_watch_shards(parts, options["partial"]))
         lines = iter(_rank(served, name, parts, queries, options))
         found = []
@@ -123,6 +118,24 @@ def find(served: Served, name: str, retriever: AnyRetriever, jobs: Sequence[Job]
                 result["missing"] = missing
             found.append(results)
     return found
+
+
+def _open(
+    served: Served, name: str, retriever: AnyRetriever, options: JSONObject, stack: ExitStack
+) -> dict[str, AnyRetriever]:
+    """Open every index that a search names, all of one state until the stack ends; ``name`` comes first."""
+    fuse, rerank = options["fuse"], options["rerank"]
+    named = (*(fuse["indexes"] if fuse else ()), *([rerank["by"]] if rerank else ()))
+    for part in sorted({name, *named} & served.indexes.keys()):  # in one order, so that no two wait for ever
+        stack.enter_context(served.indexes[part].turn())
+    if isinstance(retriever, RemoteRetriever):
+        retriever = served.indexes[name].retriever()  # a reload may have closed the other one
+    parts: dict[str, AnyRetriever] = {name: retriever}
+    for other in named:
+        if other in served.indexes:
+            parts[other] = served.indexes[other].retriever()
+            stack.enter_context(one_state(parts[other]))
+    return parts
 
 
 def _rank(

@@ -7,8 +7,10 @@ import gc
 import json
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -59,7 +61,8 @@ class ServedIndex:
     ) -> None:
         self.name, self.path, self.limits, self.is_shared = name, path, limits, is_shared
         self._load, self.work = load, work
-        self._retriever, self._seen = load(path), self._stamp()
+        self._seen = self._stamp()  # before the manifest is read, so that no commit is missed
+        self._retriever, self._renewing = load(path), threading.RLock()
         self._tidying: asyncio.Task[None] | None = None
         self._changed, self._is_closing = 0.0, False
         self._replaced: list[ShardedRetriever] = []  # whose actors end before the next search
@@ -68,14 +71,15 @@ class ServedIndex:
 
     def retriever(self) -> Retriever:
         """Return the retriever of the newest state of the directory, also if the index was replaced."""
-        stamp = self._stamp()
-        if stamp != self._seen:
-            try:
-                self._retriever.refresh()
-                self._retriever.collection.check_current()
-            except StorageError:
-                self.reload()
-            self._seen = stamp
+        if self._stamp() != self._seen:
+            with self._renewing:  # in one thread, which the others wait for
+                if (stamp := self._stamp()) != self._seen:
+                    try:
+                        self._retriever.refresh()
+                        self._retriever.collection.check_current()
+                    except StorageError:
+                        self.reload()
+                    self._seen = stamp
         return self._retriever
 
     def reload(self) -> None:
@@ -84,10 +88,15 @@ class ServedIndex:
         Raises:
             StorageError: The directory cannot be opened; the old index stays in use.
         """
-        stamp, old = self._stamp(), self._retriever
-        self._retriever, self._seen = self._load(self.path), stamp
-        if isinstance(old, ShardedRetriever):
-            self._replaced.append(old)
+        with self._renewing:
+            stamp, old = self._stamp(), self._retriever
+            self._retriever, self._seen = self._load(self.path), stamp
+            if isinstance(old, ShardedRetriever):
+                self._replaced.append(old)
+
+    def turn(self) -> AbstractContextManager[Any]:
+        """Return a context in which to search from a thread of another index."""
+        return nullcontext()
 
     def count(self) -> int:
         """Return the number of documents."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -84,6 +85,10 @@ class ServedRemote(ServedIndex):
             super().reload()
             old.close()
 
+    def turn(self) -> AbstractContextManager[Any]:
+        """Return the lock of the engine, which one thread may ask at a time."""
+        return self._turn
+
     def count(self) -> int:
         """Return the number of documents, as it was some seconds ago."""
         return self._counted[1]
@@ -120,7 +125,7 @@ class ServedRemote(ServedIndex):
     def _search(self, key: Hashable, jobs: Sequence[Job]) -> list[list[Any]]:
         with self._turn:
             self._count()
-            return self.work(self.name, self._retriever, jobs)
+        return self.work(self.name, self._retriever, jobs)  # which takes the turns of all that it searches
 
     def _read(self, function: Callable[[Any], T]) -> T:
         with self._turn:

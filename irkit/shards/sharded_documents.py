@@ -11,7 +11,7 @@ from irkit.data.document import Document
 from irkit.errors import BadTypeError
 from irkit.index import Documents
 from irkit.index.array_files import Array
-from irkit.index.documents import removal_list
+from irkit.index.documents import as_stored, removal_list
 from irkit.index.facets import Counts
 from irkit.index.index_base import live_rows, row_list
 from irkit.index.state import snapshot
@@ -169,8 +169,7 @@ class ShardedDocuments(Documents):
             new = rows >= before[0]
             known = part.fetch(rows[new])
             for position, document in zip(positions[new].tolist(), known, strict=True):
-                given = items[position]
-                stored[position] = document == Document(given.id, given.text, given.title, given.metadata)
+                stored[position] = document == as_stored(items[position])
         return stored
 
     def _removed_before(self, part: Documents, names: list[str]) -> Array:

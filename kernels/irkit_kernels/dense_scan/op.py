@@ -104,8 +104,10 @@ def _check(codes: Codes, queries: torch.Tensor, keep: Array | None) -> None:
             raise ValueError(f"dense_scan: {name} are {array.dtype} {tuple(array.shape)}, expected ({n},)")
     if not all(array.is_contiguous() for array in codes):
         raise ValueError("dense_scan: an array of codes is not contiguous")
-    if keep is not None and (keep.dtype != np.bool_ or keep.shape != (n,)):
-        raise ValueError(f"dense_scan: the filter is {keep.dtype} {keep.shape}, expected bool ({n},)")
+    if keep is not None and (keep.dtype != np.bool_ or keep.shape != (n,) or not keep.flags.c_contiguous):
+        raise ValueError(
+            f"dense_scan: the filter is {keep.dtype} {keep.shape}, expected bool ({n},), contiguous"
+        )
     if n >= 1 << 32:
         raise ValueError(f"dense_scan: got {n} rows, expected fewer than 2**32")
 

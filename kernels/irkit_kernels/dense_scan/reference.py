@@ -86,7 +86,7 @@ def round_queries(queries: Tensor) -> Rounded:
     errors = (queries.double() - (numbers * scales[:, None]).double()).norm(dim=1)
     padded = torch.nn.functional.pad(numbers.to(torch.int8), (0, -queries.shape[1] % CHUNK))
     most = lengths * (1 + slack) + _TINY
-    return Rounded(padded, scales, most.float(), (errors + slack * lengths).float())
+    return Rounded(padded.contiguous(), scales, most.float(), (errors + slack * lengths).float())
 
 
 def candidates(codes: Codes, queries: Tensor, k: int, keep: Tensor | None = None) -> list[Tensor]:

@@ -103,3 +103,14 @@ def test_arrays_that_do_not_fit() -> None:
         find_candidates(codes, torch.ones(1, 65), 3)
     with pytest.raises(ValueError, match="the filter"):
         find_candidates(codes, queries, 3, np.ones(29, bool))
+
+
+def test_queries_in_any_layout() -> None:
+    codes, queries = encode(random(5000, 64)), random(4, 64, 1)
+    columns = queries.T.contiguous().T  # column by column
+    for found, expected in zip(
+        find_candidates(codes, columns, 10), find_candidates(codes, queries, 10), strict=True
+    ):
+        np.testing.assert_array_equal(found, expected)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"the filter is bool .* contiguous"):
+        find_candidates(codes, queries, 3, np.ones(10_000, bool)[::2])
