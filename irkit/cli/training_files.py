@@ -43,10 +43,10 @@ def _file_states(source: str | Path | None) -> list[Any]:
 
     A source that is not a path on this disk, such as None, gives ``[source]`` as text.
     """
-    if source is None or not (path := Path(source)).exists():
+    if source is None or not (path := Path(str(source).removeprefix("cross-encoder:"))).exists():
         return [str(source)]
-    files = sorted(path.iterdir()) if path.is_dir() else [path]
-    states = [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files]
+    files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+    states = [[str(file.relative_to(path)), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
     return [str(path.resolve()), states]
 
 
@@ -228,7 +228,7 @@ def label(
         train: Examples in any format that irkit train reads.
         teacher: Model, index or cross-encoder:NAME.
         out: Training file to write, .jsonl.
-        queries: Source of the queries that TRAIN names by id; default: CORPUS.
+        queries: Source of the queries that TRAIN names by id; default: CORPUS or TRAIN, if it is a folder.
         corpus: Source of the documents that TRAIN names by id.
         split: Split of a BEIR folder.
         override: Set a key of the data, such as corpus_columns.text=body. May be repeated.
