@@ -227,7 +227,9 @@ def with_overrides(data: Mapping[str, Any], overrides: str | Iterable[str]) -> d
         node: Any = result
         for parent in parents:
             key = _find_key(node, parent, override)
-            node = node.setdefault(key, {}) if isinstance(node, dict) else node[key]
+            if isinstance(node, dict) and node.get(key) is None:
+                node[key] = {}
+            node = node[key]
             if not isinstance(node, dict | list):
                 raise ConfigError(f"override {override!r}: {parent!r} is a value and has no keys below it")
         key = _find_key(node, last, override)

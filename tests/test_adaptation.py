@@ -256,7 +256,7 @@ def test_models_that_cannot_be_calibrated_are_refused(model: Model, tiny_bert: P
         calibrate(model, TEXTS)
     with torch.no_grad():
         model.head.weight[20, 0] = math.nan
-    with pytest.raises(BadValueError, match="logits that are no numbers, in 4 of 4 texts"):
+    with pytest.raises(BadValueError, match="NaN or infinite logits, in 4 of 4 texts"):
         calibrate(model, TEXTS)
 
 

@@ -96,6 +96,7 @@ def test_bad_overrides_and_missing_files(tmp_path: Path) -> None:
         with_overrides({}, ["learning_rate"])
     with pytest.raises(ConfigError, match="'a' is a value"):
         with_overrides({"a": 1}, ["a.b=2"])
+    assert with_overrides({"a": None}, ["a.b.c=2"]) == {"a": {"b": {"c": 2}}}
     with pytest.raises(StorageError, match="missing"):
         read_mapping(tmp_path / "missing.yaml")
     (tmp_path / "x.json").write_text("{")

@@ -650,3 +650,10 @@ def test_a_topic_without_an_end_is_refused(tmp_path):
     (tmp_path / "topics").write_bytes(topics + (b"x" * 1000 + b"\n") * 2000)
     with pytest.raises(BadValueError, match="topics:4: more than 1 MB without an end"):
         list(read_records(str(tmp_path / "topics"), DOCUMENT_FIELDS, longest=1 << 20))
+
+
+@pytest.mark.parametrize("line", ["q1\t\t1", "\td1\t1"])
+def test_judgments_without_an_id(tmp_path: Path, line: str) -> None:
+    (tmp_path / "qrels.tsv").write_text(f"q0\td0\t1\n{line}\n")
+    with pytest.raises(BadValueError, match=r"qrels.tsv:2: an id is empty"):
+        read_qrels(tmp_path / "qrels.tsv")

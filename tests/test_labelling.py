@@ -332,3 +332,9 @@ def test_bad_commands(call: Call, words: tuple[str, ...], message: str) -> None:
     assert (code, out) == (2, "")
     assert message in err
     assert not Path("out.jsonl").exists()
+
+
+def test_a_batch_of_no_rows_is_refused(cross_encoder: str) -> None:
+    for size in (0, -1):
+        with pytest.raises(BadValueError, match="batch_size"):
+            list(label(iter([]), CrossEncoder(cross_encoder), batch_size=size))

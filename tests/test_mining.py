@@ -86,7 +86,7 @@ def test_a_record_has_what_is_relevant_and_then_negatives(bm25: Retriever) -> No
         assert record.documents is None
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_negatives_are_in_range_and_bounds(dense: Retriever, data: st.DataObject) -> None:
     low = data.draw(st.integers(0, 20))
@@ -429,3 +429,20 @@ def test_bad_targets(call: Call) -> None:
     ):
         code, _, err = call("mine", "bm25", "beir", "--out", target)
         assert (code, message in err) == (2, True)
+
+
+def test_a_file_that_another_process_writes_is_left_alone(tmp_path: Path) -> None:
+    target, begun = tmp_path / "[rows].jsonl", list[Path]()
+
+    def rows(done: int) -> Iterator[TrainingRow]:
+        yield TrainingRow("q1", "q", ("d",))
+        begun.extend(path for path in tmp_path.glob(".*.part") if path != left)
+        assert write_resumable(target, lambda done: iter([TrainingRow("q2", "q", ("d",))]), "other") == (1, 0)
+        assert all(path.exists() for path in begun)
+
+    left = tmp_path / f".{target.name}.{'0' * 16}.part"
+    left.write_text("of a killed process")
+    assert write_resumable(target, rows, "one") == (1, 0)
+    assert "q1" in target.read_text()
+    assert not left.exists()
+    assert [path.name for path in tmp_path.iterdir()] == [target.name]

@@ -270,3 +270,8 @@ def test_cut_needs_a_positive_number():
     with pytest.raises(BadValueError, match=r"Run.cut: k is 0; expected a whole number of 1 or more"):
         Run().cut(0)
     assert len(Run().cut(np.int64(1))) == 0
+
+
+def test_ids_with_spaces_between_tabs(tmp_path: Path) -> None:
+    (tmp_path / "run.trec").write_text("q 1\tQ0\tdoc one\t1\t0.9\ttag\nq 1\tQ0\tdoc two\t2\t0.5\ttag\n")
+    assert Run.read(tmp_path / "run.trec").to_dict() == {"q 1": {"doc one": 0.9, "doc two": 0.5}}

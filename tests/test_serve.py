@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime
 import http.client
 import json
 import threading
@@ -19,6 +20,7 @@ from irkit.client import Client
 from irkit.data import Document, Query
 from irkit.encoder_free import RM3
 from irkit.errors import BadKeyError, BadTypeError, BadValueError, StorageError
+from irkit.evaluation.run import Run
 from irkit.retrieval.hybrid import Hybrid
 from irkit.retrieval.retriever import Retriever
 from irkit.shards import rewrite
@@ -219,6 +221,20 @@ def test_client_expands_queries_of_bm25(served: Any) -> None:
         ]
     with Client(served.url, "notes") as client, pytest.raises(BadValueError, match="BM25"):
         client.search("neural", feedback=feedback)
+
+
+def test_client_takes_one_query_that_is_no_text(served: Any) -> None:
+    with Client(served.url, "words") as client:
+        for wrong in ({"q1": "neural"}, {"neural": 1.5}, np.ones(3)):
+            with pytest.raises(BadValueError, match="queries"):
+                client.search(wrong)
+        with pytest.raises(BadTypeError, match="got 5, expected a query or several"):
+            client.search(5)
+        with pytest.raises(BadValueError, match="not JSON serializable; expected what JSON can say"):
+            client.add([{"_id": "1", "text": "x", "day": datetime.date(2020, 1, 1)}])
+        run = Run.from_dict({"q": {"d1": 1.0}})
+        with pytest.raises(BadValueError, match="'q' is a vector, and a Client sends texts"):
+            client.rerank([Query("q", "", {"neural": 1.0})], run)
 
 
 def test_client_says_what_is_wrong(served: Any) -> None:

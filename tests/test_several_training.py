@@ -110,3 +110,17 @@ def test_wrong_settings_are_refused(model: Model, tiny_dense: Path) -> None:
         BadValueError, match="a model of dense vectors alone; expected a model of kind several"
     ):
         SeveralStep(Model.from_pretrained(tiny_dense), [CrossEntropy()])
+
+
+def test_the_best_model_may_be_chosen_by_a_head(tiny_bert: Path, notes: Path, tmp_path: Path) -> None:
+    recipe: dict[str, Any] = {
+        "model": {"kind": "several", "name": str(tiny_bert), "heads": HEADS},
+        "data": {"source": str(notes), "split": "test", "documents": 1},
+        "losses": {"kind": "infonce"},
+        "train": {"max_steps": 2, "eval_steps": 1, "metric_for_best_model": "notes/fusion_nDCG@10"},
+        "evaluation": {"source": str(notes), "split": "test", "name": "notes"},
+    }
+    assert train(recipe, tmp_path / "model").kind == "several"
+    recipe["train"]["metric_for_best_model"] = "notes_nDCG@10"
+    with pytest.raises(ConfigError, match=r"not measured; expected .*notes/fusion_nDCG@10"):
+        train(recipe, tmp_path / "other")

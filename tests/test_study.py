@@ -201,6 +201,14 @@ def test_a_group_of_datasets_counts_once():
     assert cells["v1", "average"].p != pytest.approx(paired_p(values))
 
 
+def test_labels_of_a_grid_that_are_the_same():
+    with pytest.raises(ConfigError, match=r"axis 'train\.x' has 'x=2' twice"):
+        list(study_of(grid={"train.x": [2, "2"]}).recipes())
+    grid = {"a": {"x, y": {}, "x": {}}, "b": {"z": {}, "y, z": {}}}
+    with pytest.raises(ConfigError, match="two combinations are named 'x, y, z'"):
+        list(study_of(grid=grid).recipes())
+
+
 def test_costs_are_means_without_a_test():
     costs = {
         "v0": {0: {("FLOPS", "d"): 2.0}, 1: {("FLOPS", "d"): 4.0}},

@@ -196,3 +196,11 @@ def test_texts_of_training_data_by_names_of_columns(tables: Path) -> None:
     assert TextStore("pages.csv", columns=Columns(id="url", text="head"))["b.org"] == "Bears"
     with pytest.raises(ValueError, match="a query has none"):
         DataConfig(source="x", query_columns=Columns(title="y"))
+
+
+def test_columns_that_the_caller_names_keep_their_case(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("Id,Title,Body\n1,head,long\n")
+    [found] = read_documents(tmp_path / "a.csv", text=["Title", "Body"])
+    assert (found.id, found.title, found.text) == ("1", "", "head long")
+    [found] = read_documents(tmp_path / "a.csv", id="Title", text="Body")
+    assert found.id == "head"

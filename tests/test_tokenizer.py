@@ -340,3 +340,9 @@ def test_forking_after_use_is_silent_and_safe(tiny_bert, capfd):
         os._exit(0 if ids(tokenizer, ["a text"] * 100) == expected else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert capfd.readouterr().err == ""
+
+
+def test_a_marker_takes_no_id_of_a_vocabulary_with_a_gap(gapped_bert: Path) -> None:
+    tokenizer = Tokenizer.from_pretrained(gapped_bert)
+    with pytest.raises(CorruptError, match=r"'\[Q\] ' to .*: it gets the id of another one"):
+        tokenizer.add_marker("[Q] ")

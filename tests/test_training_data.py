@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import pickle
 from collections import Counter
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from torch.utils.data import DataLoader
 from transformers import TrainerCallback
 
 from irkit import Model
-from irkit.errors import BadValueError, ConfigError, StorageError
+from irkit.errors import BadValueError, ConfigError, IrkitError, StorageError
 from irkit.training.example import Batch, Example
 from irkit.training.losses import KLDivergence
 from irkit.training.trainer import Trainer
@@ -385,6 +386,47 @@ def test_streams_resume_at_a_position() -> None:
     assert rest == expected[7:]
     assert fresh[rest[0][0]].documents == (f"text {rest[0][0][1]}",)
     assert fresh[0, 0, 0].documents == ("text 0",)  # far back: from the start again
+
+
+def test_a_forked_process_reads_a_stream_by_itself(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    path.write_text("".join(f"line {number}\n" for number in range(20_000)))
+
+    def lines() -> Iterator[str]:
+        with path.open() as stream:
+            yield from map(str.strip, stream)
+
+    read = Stream("lines", lines, block=10)
+    assert read[5] == "line 5"  # the file is open, and has been read into a buffer
+
+    def is_whole() -> bool:
+        return all(read[number] == f"line {number}" for number in range(6, 15_000))
+
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            code = int(not is_whole())
+        finally:
+            os._exit(code)
+    assert is_whole()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_blank_line_before_the_header_of_a_table(tmp_path: Path) -> None:
+    (tmp_path / "rows.tsv").write_text("\nquery\tpos\tneg\nq1\td1\td2\n")
+    data = open_data([DataConfig(source=str(tmp_path / "rows.tsv"))], 0)
+    assert len(data) == 1
+    assert data[0, 0, 0].query == "q1"
+
+
+@pytest.mark.parametrize("wrong", [{"q": ["d"]}, {"q": ["d1"]}, {"q": 5}, {"q": {"d": "1"}}, []])
+def test_judgments_in_json_that_are_none(tmp_path: Path, wrong: Any) -> None:
+    (tmp_path / "qrels.json").write_text(json.dumps(wrong))
+    (tmp_path / "rows.jsonl").write_text('{"query": "q", "document": "d"}\n')
+    config = DataConfig(source=str(tmp_path / "rows.jsonl"), qrels=str(tmp_path / "qrels.json"))
+    with pytest.raises(IrkitError, match=r"qrels\.json"):
+        open_data([config], 0)
 
 
 def test_streams_that_end() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from irkit.data import read_qrels
 from irkit.errors import BadValueError
-from irkit.evaluation.measures import Evaluation, evaluate
+from irkit.evaluation.measures import Evaluation, evaluate, mean_of
 from irkit.evaluation.run import Run
 from irkit.evaluation.trec import relevance_strings
 
@@ -216,3 +216,10 @@ def test_relevance_strings():
     assert relevance_strings(run, qrels, 2)["q"] == "2>"
     with pytest.raises(BadValueError, match="depth"):
         relevance_strings(run, qrels, -1)
+
+
+def test_a_mean_is_that_of_the_evaluation() -> None:
+    run = {query: {"a": 2.0, "b": 1.0} for query in ("1", "2")}
+    result = evaluate(run, {"1": {"a": 1}, "2": {"b": 1}}, "gm_map num_rel_ret nDCG@10 NumRel")
+    for name, values in result.per_query.items():
+        assert mean_of(name, values) == result.mean[name]

@@ -70,7 +70,10 @@ class IndexRecipe(Config):
         data: dict[str, Any] = read_mapping(str(choice)) if is_file else {"index": choice}
         if "kind" in data:
             data = {"index": data}
-        data |= {key: value for key, value in settings.items() if value is not None}
+        given = {key: value for key, value in settings.items() if value is not None}
+        if "windows" in given and isinstance(data.get("windows"), dict):  # a length, beside other keys
+            given["windows"] = data["windows"] | given["windows"]
+        data |= given
         if data.get("index") is None and is_encoder_free(data.get("model")) and data["model"] != "vectors":
             data["index"] = encoder_free_index(str(data["model"]))
         full = [_whole_key(item, data.get("model") == "bm25") for item in overrides]

@@ -12,6 +12,7 @@ from irkit.cli.options import Count, Directory, Offset, OptionalCount, drop_miss
 from irkit.cli.output import note, show_table
 from irkit.errors import BadValueError, StorageError
 from irkit.utils.progress import progress_bar
+from irkit.utils.uris import is_uri
 
 if TYPE_CHECKING:
     from irkit.data import Qrels, Query
@@ -55,7 +56,7 @@ def read_judged(
     Raises:
         BadValueError: There is a split, but no folder with splits; or a measure is unknown.
     """
-    from irkit.data import is_folder, read_qrels, read_queries
+    from irkit.data import check_documents, is_folder, read_qrels, read_queries
     from irkit.data.catalogues import is_catalogued
 
     folders = [name for name in (queries, qrels) if name is not None and is_folder(name)]
@@ -65,6 +66,7 @@ def read_judged(
         raise BadValueError(f"--split {split}: neither QUERIES nor --qrels is a BEIR folder")
     of_folder = split if queries in folders else None
     items = list(read_queries(queries, of_folder, id=id_column, text=text_column or None))
+    check_documents(items)  # no id may come twice
     if not items:
         note(f"warning: {queries} holds no queries")
     if qrels is None:
@@ -205,13 +207,18 @@ def _number(word: str) -> float:
         raise BadValueError(f"--weights: got {word!r}, expected numbers such as 1,0.5") from error
 
 
+def _plain_path(name: str) -> str:
+    """Return one name of a file for all ways to write it, such as ``./a`` for ``a``; a URI as it is."""
+    return name if is_uri(name) else str(Path(name))
+
+
 def evaluate(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...")],
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...")],
     *,
     qrels: str,
     measures: str = "nDCG@10",
     split: str | None = None,
-    baseline: Path | None = None,
+    baseline: str | None = None,
     test: Literal["ttest"] = "ttest",
     correction: Literal["holm", "bonferroni", "none"] = "holm",
     per_query: bool = False,
@@ -232,6 +239,8 @@ def evaluate(
     Examples:
         irkit evaluate new.trec --qrels examples/notes --baseline old.trec
     """
+    runs = [_plain_path(run) for run in runs]
+    baseline = None if baseline is None else _plain_path(baseline)
     if baseline is not None and set(runs) <= {baseline}:
         raise BadValueError("irkit evaluate: no run but the baseline; give one to compare it with")
     from irkit.data import read_qrels
@@ -244,7 +253,7 @@ def evaluate(
     paths = dict.fromkeys([*([baseline] if baseline else []), *runs])
     with progress_bar("evaluating", "runs", len(paths)) as update:
         for path in paths:
-            results[str(path)] = score(path, judgments, measures, drop_identical_ids=ignore_identical_ids)
+            results[path] = score(path, judgments, measures, drop_identical_ids=ignore_identical_ids)
             update(1)
     # show the measures, per query or as means
     names = list(next(iter(results.values())).mean)
@@ -261,7 +270,7 @@ def evaluate(
         show_table(["run", *names], [[run, *result.mean.values()] for run, result in results.items()])
     # test the other runs against the baseline
     if baseline is not None:
-        base = results.pop(str(baseline))
+        base = results.pop(baseline)
         rows = [
             [*row[:-1], "yes" if row.significant else "no"]
             for row in compare(base, results, correction=None if correction == "none" else correction)

@@ -97,8 +97,10 @@ class Client(Searcher):
     def _find(
         self, queries: Any, k: int, filter: Filter | None, options: SearchOptions
     ) -> tuple[list[list[Hit]], bool]:
-        single = isinstance(queries, str)
-        items = [queries] if single else [_plain(query) for query in queries]
+        single = isinstance(queries, str | Mapping) or getattr(queries, "ndim", 0) == 1
+        if not single and not isinstance(queries, Iterable):
+            raise BadTypeError(f"search: got {brief(queries)}, expected a query or several")
+        items = [_plain(query) for query in ([queries] if single else queries)]
         lines = self._search(items, {**options, "k": k, "filter": _plain_filter(filter)})
         return [line for part in lines for line in part], single
 
@@ -168,6 +170,11 @@ class Client(Searcher):
         given |= {"k": k} | ({} if fuse is None else {"fuse": fuse})
         if isinstance(candidates, Run):
             items = queries_of_run(candidates, queries)
+            if lone := [query.id for query in items if query.vector is not None]:
+                raise BadValueError(
+                    f"reranking: query {brief(lone[0])} is a vector, and a Client sends texts; rerank with a "
+                    "Retriever"
+                )
             found = list[list[Hit]]()
             lists = [candidates.columns(query.id)[0] for query in items]
             for part in self._rerank([query.text for query in items], lists, {**given, "fields": ["id"]}):

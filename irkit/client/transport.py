@@ -41,12 +41,16 @@ class Transport:
             BadValueError: The server refuses the request.
             StorageError: The server fails or does not answer.
         """
-        content = None if body is None else json.dumps(body).encode()
+        try:
+            content = None if body is None else json.dumps(body).encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            raise BadValueError(f"{method} {path}: {error}; expected what JSON can say") from error
         for attempt in range(1, _ATTEMPTS + 1):
             status, headers, data = self.exchange(method, self._address.path.rstrip("/") + path, content)
             if status != 429 or attempt == _ATTEMPTS:
                 break
-            time.sleep(float(headers.get("retry-after", 1)))
+            seconds = headers.get("retry-after", "1")  # of a proxy, it may be a date
+            time.sleep(float(seconds) if seconds.isdecimal() else 1)
         try:
             is_stream = headers.get("content-type") == "application/x-ndjson"
             answer = _join(data, body["queries"]) if is_stream else json.loads(data)

@@ -264,4 +264,7 @@ def _judgments(path: str) -> Iterable[Judgment]:
             )
         if not header:
             texts = [decode(column, f"{path}:{number}") for column in columns]
+            if not (texts[0] and texts[-2]):
+                start = line[:60].decode(errors="replace")
+                raise BadValueError(f"{path}:{number}: an id is empty: {start!r}")
             yield number, texts[0], texts[-2], texts[-1]

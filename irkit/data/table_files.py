@@ -60,7 +60,10 @@ class Header:
     def __init__(self, where: str, names: Sequence[str], fields: Fields) -> None:
         usual = {*fields.ids, *fields.texts, *fields.titles}
         names = [name.strip() for name in names]
-        self.names = [name.lower() if name.lower() in usual - {*names} else name for name in names]
+        usual -= {*names}
+        self.names = [
+            name.lower() if name.lower() in usual and name not in fields.named else name for name in names
+        ]
         for name in self.names:
             if self.names.count(name) > 1:
                 raise BadValueError(f"{where}: two columns are named {name!r}; expected different names")

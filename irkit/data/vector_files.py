@@ -52,13 +52,13 @@ def read_vectors(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
         BadValueError: The file is in none of these formats.
     """
     try:
-        rows = _npy_rows(path) if path.endswith(".npy") else _safetensors_rows(path)
+        rows = _npy_rows(path) if path.lower().endswith(".npy") else _safetensors_rows(path)
         for number, (name, vector) in enumerate(rows, 1):
             yield number, {"id": name, "vector": vector}
     except OSError as error:
         raise StorageError(f"reading {path}: {error.strerror or error}") from error
     except _MALFORMED as error:
-        expected = "an array" if path.endswith(".npy") else "what irkit encode writes"
+        expected = "an array" if path.lower().endswith(".npy") else "what irkit encode writes"
         raise BadValueError(f"reading {path}: expected {expected}, got something else: {error}") from error
 
 

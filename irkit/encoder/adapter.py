@@ -54,7 +54,7 @@ class TransformersEncoder(nn.Module):
         self.attention = attention
         self.head_weights: dict[str, Tensor] = {}
         self.decoder: nn.Linear | None = None
-        self.max_positions = _longest(self.model)
+        self.max_positions = longest_row(self.model)
         self.packed, self.alone = self._choose()
 
     @classmethod
@@ -286,7 +286,7 @@ def _narrowed(model: Any) -> Iterator[bool]:
             part.sliding_window = window
 
 
-def _longest(model: Any) -> int | None:
+def longest_row(model: Any) -> int | None:
     """Return the number of tokens in the longest row that a model takes; None is any number."""
     longest = getattr(model.config, "max_position_embeddings", None) or 0
     for name, part in model.named_modules():  # as in RoBERTa, the first are of padding

@@ -186,6 +186,11 @@ def _names(measures: str | Iterable[str]) -> list[str]:
     return list(map(str, names))
 
 
+def mean_of(name: str, values: Mapping[str, float]) -> float:
+    """Combine the values of all queries, of the measure that `evaluate` calls ``name``, see `Evaluation`."""
+    return _mean(name, _parse([name])[name], values)
+
+
 def _mean(name: str, measure: Any, values: Mapping[str, float]) -> float:
     """Combine the values of all queries: sum counts, take geometric means of ``gm_``, average the others."""
     if isinstance(measure, TrecMeasure):

@@ -18,6 +18,7 @@ from irkit.arguments import brief, check_counts, check_utf8
 from irkit.data.collection_files import decode, parse_json, read_lines, source_name
 from irkit.errors import BadKeyError, BadTypeError, BadValueError
 from irkit.utils.atomic import replacing
+from irkit.utils.uris import without_query
 
 Ranking: TypeAlias = tuple[str, Sequence[str], "Sequence[float] | np.ndarray[Any, Any]"]
 """A query id, document ids and their scores."""
@@ -256,11 +257,12 @@ def check_trec_words(words: Iterable[str]) -> None:
 
 def is_jsonl(name: str) -> bool:
     """Return True if a run of that file name is JSON lines."""
-    return name.removesuffix(".gz").endswith(".jsonl")
+    return without_query(name).removesuffix(".gz").endswith(".jsonl")
 
 
 def _parse_trec(line: bytes, where: str) -> tuple[str, str, Any]:
-    columns = line.split(None, 5)  # like trec_eval, ignore words after the tag
+    # columns between 5 tabs may have spaces; else, like trec_eval, ignore words after the tag
+    columns = line.split(b"\t") if line.count(b"\t") == 5 else line.split(None, 5)
     if len(columns) < 6:
         raise BadValueError(
             f"{where}: expected the 6 columns of a TREC run (query Q0 document rank score tag), "

@@ -13,6 +13,7 @@ import torch
 
 from irkit.arguments import brief
 from irkit.data import Document, Query
+from irkit.encoder.adapter import longest_row
 from irkit.encoder.adapter_loading import load_transformers
 from irkit.errors import (
     BadTypeError,
@@ -98,7 +99,7 @@ class CrossEncoder:
                 f"the model embeddings of {rows:,}; they are not of one model"
             )
         # the shortest limit on the length counts
-        limits = (self.tokenizer.model_max_length, getattr(config, "max_position_embeddings", None))
+        limits = (self.tokenizer.model_max_length, longest_row(model))
         lengths = [limit for limit in (max_length, *limits) if limit is not None]
         if unfit := [limit for limit in lengths if not isinstance(limit, int | float) or limit < 4]:
             raise BadValueError(
@@ -106,8 +107,10 @@ class CrossEncoder:
             )
         self.max_length, self.name = int(min(lengths)), name
         self._lock = threading.Lock()  # the tokenizer keeps the length of its last call
-        try:  # one pair, so that a model that cannot run is refused now
-            self([Query("query", "a")], [[Document("document", "a")]])
+        if model.config.pad_token_id is None:  # of a decoder, which looks for the last token before it
+            model.config.pad_token_id = self.tokenizer.pad_token_id
+        try:  # two pairs of different length, so that a model that cannot run is refused now
+            self([Query("query", "a")], [[Document("one", "a"), Document("two", "a a a")]])
         except IrkitError:
             raise
         except Exception as error:  # whatever goes wrong inside transformers

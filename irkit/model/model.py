@@ -248,7 +248,7 @@ class Model(EncodingModel):
         for marker in markers:
             tokenizer.add_marker(marker)
         if markers:
-            encoder.grow_(tokenizer.vocab_size)
+            encoder.grow_(tokenizer.highest_id() + 1)
         with torch.device("cpu"):
             if isinstance(head, str):
                 new_head = HEADS[head].create(encoder, tokenizer, config, **settings)

@@ -33,8 +33,12 @@ def encode_source(
     """
     check_counts("encoding on Ray", chunk_size=chunk_size)
     read, begin = partial(_read, source, chunk_size), partial(_begin, model, side)
+    count = 0
     for ids, *rows in stream(ray, read, begin, gpu=model.device.type == "cuda"):
         yield ids, representation_from_arrays(*rows)
+        count += len(ids)
+    if not count:  # no rows, but their kind and width
+        yield [], model.encode_representation([], side)
 
 
 def _read(source: Source[Any], chunk_size: int, skip: int) -> Iterator[list[tuple[str, str]]]:

@@ -68,7 +68,14 @@ class ShardActors:
         options = {"num_cpus": 0, "max_restarts": -1, "scheduling_strategy": "SPREAD"}
         start = ray.remote(ShardSearcher).options(**options).remote
         self.replicas = [[start([paths[n] for n in group]) for _ in range(replicas)] for group in self.groups]
-        ray.get([actor.__ray_ready__.remote() for actors in self.replicas for actor in actors])
+        try:
+            ray.get([actor.__ray_ready__.remote() for actors in self.replicas for actor in actors])
+        except ray.exceptions.RayError as error:
+            self.close()
+            raise StorageError(
+                f"opening {store.path} on Ray: a shard cannot be opened there "
+                f"({' '.join(str(error).split()):.300}); every node needs the directory under this path"
+            ) from error
 
     @property
     def missing(self) -> tuple[str, ...]:

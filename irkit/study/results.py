@@ -260,6 +260,7 @@ def _test_variants(
     means: dict[str, dict[int, float]] = {}
     for variant, seeds in runs.items():
         by_seed = np.sum([part.weight * part.values[variant].mean(1) for part in strata], 0)  # (seeds,)
+        by_seed = np.exp(by_seed) if measure.startswith("gm_") else by_seed  # whose values are logarithms
         means[variant] = dict(zip(seeds, by_seed.tolist(), strict=True))
     cells = _untested(measure, dataset, means, baseline)
     if baseline not in means:

@@ -108,7 +108,11 @@ class StudyConfig(Config):
 
         Variants of the grid are included.
         """
-        combinations = {", ".join(labels): changes for labels, changes in self._combinations()}
+        combinations = dict[str, Changes]()
+        for labels, changes in self._combinations():
+            if (name := ", ".join(labels)) in combinations:
+                raise ValueError(f"grid: two combinations are named {name!r}; rename values")
+            combinations[name] = changes
         if both := sorted(self.variants.keys() & combinations.keys()):
             raise ValueError(f"variant {both[0]!r} is in variants and in grid; rename it in variants")
         return self.variants | combinations
@@ -136,7 +140,10 @@ class StudyConfig(Config):
         axes: list[dict[str, Changes]] = []
         for axis, values in self.grid.items():
             if isinstance(values, list):
-                values = {_label(axis, value): {axis: value} for value in values}
+                labels = [_label(axis, value) for value in values]
+                if again := [label for label in labels if labels.count(label) > 1]:
+                    raise ValueError(f"grid: axis {axis!r} has {again[0]!r} twice; name its values")
+                values = {label: {axis: value} for label, value in zip(labels, values, strict=True)}
             if not values:
                 raise ValueError(f"grid: axis {axis!r} has no values")
             axes.append(values)

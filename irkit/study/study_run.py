@@ -116,7 +116,10 @@ def run_study(
                 running.remove(run)
                 slots.append(run.slot)
                 _finish(run, study.keep_models)
-                write_report(out)
+                try:
+                    write_report(out)
+                except IrkitError as error:  # two runs cannot be compared; the others go on
+                    warnings.warn(f"study: no report is written: {error}", stacklevel=2)
                 if progress is not None:
                     progress(run.trial, time.monotonic() - run.start)
             if not ended:

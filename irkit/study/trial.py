@@ -58,7 +58,9 @@ class Trial:
 
     @property
     def failure(self) -> str | None:
-        """Message of the last attempt if it failed; None if it did not fail."""
+        """Message of the last attempt if it failed; None if it did not fail, or the run is complete."""
+        if self.finished:
+            return None
         try:
             return self.beside(".failed").read_text(encoding="utf-8")
         except FileNotFoundError:

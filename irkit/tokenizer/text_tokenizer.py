@@ -18,7 +18,7 @@ from tokenizers import AddedToken, normalizers
 from irkit.arguments import brief
 from irkit.core.ragged import Ragged
 from irkit.errors import BadTypeError, BadValueError, CorruptError, reraise_as
-from irkit.tokenizer.tokenizer_files import read_backend, read_optional, sentence_settings
+from irkit.tokenizer.tokenizer_files import read_backend, read_optional, sentence_settings, token_text
 
 _USUAL = {  # role: what BERT calls it, what RoBERTa calls it
     "cls": ("[CLS]", "<s>"),
@@ -82,10 +82,10 @@ class Tokenizer:
         self.do_lower_case = False
         self.special_ids: dict[str, int] = {}
         for role, usual in _USUAL.items():
-            token = _content(settings, role)
+            token = token_text(settings.get(f"{role}_token"))
             if ids := self.ids([token] if token else usual):
                 self.special_ids[role] = ids[0]
-        end = _content(settings, "eos")
+        end = token_text(settings.get("eos_token"))
         self.end_id = next(iter(self.ids([end] if end else ())), None)
         self._side = settings.get("truncation_side", "right")
         self._cut: dict[int, tokenizers.Tokenizer] = {}  # copies of the backend for other lengths
@@ -254,11 +254,20 @@ class Tokenizer:
             marker: Text of the marker.
             new: Whether a marker that is not in the vocabulary gets a new id, for which the encoder has to
                 grow. If False, such a marker stays plain text.
+
+        Raises:
+            CorruptError: The vocabulary has gaps, and the new id is that of another token.
         """
         known = [name for name in (marker, marker.strip()) if self.ids([name])]
         token = known[0] if known else marker if new else ""
         if token and self.backend.encode(token, add_special_tokens=False).tokens != [token]:
+            highest = self.highest_id()
             self.backend.add_special_tokens([AddedToken(token, normalized=False, special=True)])
+            if not known and self.ids([token])[0] <= highest:
+                raise CorruptError(
+                    f"adding the token {token!r} to {self.source}: it gets the id of another one, because "
+                    "ids of the vocabulary have gaps; remove lines that come twice, or take a known token"
+                )
             self._cut.clear()
             self._has_markers = True
 
@@ -346,12 +355,6 @@ class Tokenizer:
 
     def __repr__(self) -> str:
         return f"Tokenizer({self.vocab_size} tokens, max_length {self.max_length}, {str(self.source)!r})"
-
-
-def _content(settings: Mapping[str, Any], role: str) -> str | None:
-    """Return the special token of a role in tokenizer_config.json; None if the file names none."""
-    token = settings.get(f"{role}_token")
-    return token.get("content") if isinstance(token, dict) else token
 
 
 def strings(texts: Iterable[str]) -> Iterator[str]:

@@ -101,10 +101,10 @@ def _add_tokens(backend: tokenizers.Tokenizer, folder: Path, settings: Mapping[s
         CorruptError: A token gets another id than the files say.
     """
     numbers: dict[str, int] = dict(read_optional(folder / "added_tokens.json"))
-    special = [_content(token) for key, token in settings.items() if key.endswith("_token")]
+    special = [token_text(token) for key, token in settings.items() if key.endswith("_token")]
     flags: dict[str, Mapping[str, Any]] = {name: {"special": name in special} for name in numbers}
     for token in settings.get("additional_special_tokens") or ():
-        flags[_content(token)] = {**(token if isinstance(token, Mapping) else {}), "special": True}
+        flags[token_text(token)] = {**(token if isinstance(token, Mapping) else {}), "special": True}
     for number, token in (settings.get("added_tokens_decoder") or {}).items():
         numbers[token["content"]], flags[token["content"]] = int(number), token
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
@@ -120,14 +120,9 @@ def _add_tokens(backend: tokenizers.Tokenizer, folder: Path, settings: Mapping[s
             )
 
 
-def _content(token: Any) -> Any:
-    """Return the text of a token, which tokenizer_config.json may give with its flags."""
-    return token.get("content") if isinstance(token, Mapping) else token
-
-
 def _add_end(backend: tokenizers.Tokenizer, token: Any) -> None:
     """End each text with a token of the backend, unless texts end with it already."""
-    token = _content(token)
+    token = token_text(token)
     number = backend.token_to_id(token) if isinstance(token, str) else None
     if number is None or backend.encode("a").ids[-1:] == [number]:
         return
@@ -198,6 +193,11 @@ def _from_transformers(folder: Path) -> tokenizers.Tokenizer:
             "library; convert it to tokenizer.json"
         )
     return backend
+
+
+def token_text(token: Any) -> Any:
+    """Return the text of a token, which tokenizer_config.json may give with its flags."""
+    return token.get("content") if isinstance(token, Mapping) else token
 
 
 def read_optional(path: Path) -> dict[str, Any]:

@@ -291,7 +291,7 @@ def _prepend_classes(model: Model, size: int, side: Side) -> None:
         model.set_length(side, length + added)
     if size > 1 and not tokenizer.ids([learned]):
         tokenizer.add_marker(learned)
-        encoder.grow_(tokenizer.vocab_size)
+        encoder.grow_(tokenizer.highest_id() + 1)
         new, start = tokenizer.ids([learned, first])
         with torch.no_grad():
             encoder.word_embeddings[new] = encoder.word_embeddings[start]

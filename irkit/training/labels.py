@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 import torch
 
+from irkit.arguments import check_counts
 from irkit.data import Document, Query
 from irkit.errors import BadValueError
 from irkit.retrieval.scorer import Array, IndexScorer, Scorer, score_checked
@@ -54,6 +55,7 @@ def label(
         >>> [row.scores for row in label(rows, scorer, normalization="minmax")]
         [(1.0, 0.0)]
     """
+    check_counts("labelling", batch_size=batch_size)
     stream = iter(rows)
     while batch := list(islice(stream, batch_size)):
         items, documents = zip(*(resolve(row, teacher, queries, corpus) for row in batch), strict=True)

@@ -214,10 +214,11 @@ def make_model(recipe: ModelRecipe) -> Model:
 def trained_model(recipe: ModelRecipe, folder: Path) -> PretrainedModel:
     """Return a recipe that opens the model in ``folder``, which an earlier stage made from ``recipe``.
 
-    Lengths, prompts and other settings that both kinds of recipes have are copied.
+    The model has its prompts and lengths, which the earlier stage may have changed. Other settings that both
+    kinds of recipes have are copied.
     """
     settings = PretrainedModel.model_fields.keys() & type(recipe).model_fields.keys()
-    settings -= {"kind", "name", "pooling"}
+    settings -= {"kind", "name", "pooling", "prompts", "query_length", "document_length"}
     return PretrainedModel(name=str(folder), **{name: getattr(recipe, name) for name in settings})
 
 

@@ -92,7 +92,7 @@ def make_new_model(recipe: NewModel) -> Model:
             "with such texts, or the name of a tokenizer"
         )
     tokenizer = Tokenizer.from_pretrained(local_directory(recipe.tokenizer))
-    settings = recipe.settings(tokenizer.vocab_size)
+    settings = recipe.settings(tokenizer.highest_id() + 1)
     settings["pad_token_id"] = tokenizer.special_ids.get("pad", 0)
     encoder = Encoder(settings, attention=recipe.attention)
     limits = [tokenizer.max_length, int(settings["max_position_embeddings"])]

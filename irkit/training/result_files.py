@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from irkit.errors import CorruptError
-from irkit.evaluation.measures import Evaluation
+from irkit.evaluation.measures import Evaluation, mean_of
 from irkit.utils.atomic import explained, write_text
 
 COSTS = "costs.jsonl"
@@ -83,6 +83,6 @@ def read_costs(path: Path) -> dict[tuple[str, str], float]:
 
 
 def read_means(path: Path) -> list[tuple[str, str, float]]:
-    """Read dataset, measure and mean over the queries of each result; raises what `read_results` raises."""
+    """Read dataset, measure and mean of each result, see `mean_of`; raises what `read_results` raises."""
     results = read_results(path).items()
-    return [(dataset, measure, sum(row.values()) / len(row)) for (measure, dataset), row in results]
+    return [(dataset, measure, mean_of(measure, row)) for (measure, dataset), row in results]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
 from irkit.errors import LockedError
 from irkit.training.training_data import TrainingRow, to_line
-from irkit.utils.atomic import explained
+from irkit.utils.atomic import abandoned, explained
 from irkit.utils.locks import try_lock, unlock
 
 
@@ -56,9 +57,8 @@ def write_resumable(
                 aside.replace(target)
             finally:
                 unlock(stream)
-        for other in target.parent.glob(f".{target.name}.*.part"):
-            if other.is_file():
-                other.unlink(missing_ok=True)
+        for other in abandoned(target.parent, rf"\.{re.escape(target.name)}\.[0-9a-f]{{16}}\.part"):
+            other.unlink(missing_ok=True)
     return count, done
 
 

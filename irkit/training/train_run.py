@@ -23,7 +23,7 @@ from irkit.evaluation.measures import evaluate
 from irkit.index import check_index
 from irkit.model import Model
 from irkit.training.interaction import MVA, make_interaction
-from irkit.training.measuring import Measured, measure
+from irkit.training.measuring import FUSION, Measured, measure
 from irkit.training.model_recipe import ModelRecipe, make_model
 from irkit.training.result_files import COSTS, write_costs, write_results
 from irkit.training.run_directory import check_directory, finish_directory, prepare_directory, run_stage
@@ -88,7 +88,7 @@ def prepare(recipe: TrainRecipe, out: str | Path, *, overwrite: bool = False) ->
     _check_indexes(model, recipe)
     collections = open_collections(recipe.evaluation)
     during = [collection for collection in collections if not collection.config.at_end]
-    _check_metric(arguments, during)
+    _check_metric(arguments, during, [*step.heads, FUSION] if isinstance(step, SeveralStep) else [])
 
     def evaluation(model: Model) -> dict[str, float]:
         return _summarize(_measure(model, trainer.whole_step, during), during)
@@ -255,9 +255,10 @@ def _measure(model: Model, step: TrainStep, collections: list[JudgedCollection])
     step.eval()
     compare: Any = step.interaction or score
     distillation = step.distillation if isinstance(step, SeveralStep) else None
-    results = measure(model, collections, compare, distillation.weights if distillation else None)
-    step.train(training)
-    return results
+    try:
+        return measure(model, collections, compare, distillation.weights if distillation else None)
+    finally:
+        step.train(training)
 
 
 def _summarize(results: Mapping[str, Measured], collections: list[JudgedCollection]) -> dict[str, float]:
@@ -290,12 +291,22 @@ def _check_learnable(recipe: TrainRecipe, counts: Mapping[str, int]) -> None:
         )
 
 
-def _check_metric(arguments: TrainingArguments, collections: list[JudgedCollection]) -> None:
-    """Raise ConfigError if the best model is to be chosen by a measure that is not computed."""
+def _check_metric(
+    arguments: TrainingArguments, collections: list[JudgedCollection], parts: list[str]
+) -> None:
+    """Raise ConfigError if the best model is to be chosen by a measure that is not computed.
+
+    Args:
+        arguments: Of the training.
+        collections: The collections that are measured during the training.
+        parts: Names of the representations that are measured, for a model with several heads.
+    """
     one: Any = {"q": {"d": 1}}
-    configs = [collection.config for collection in collections]
-    groups = {config.title: config.group for config in configs}
-    measured = summarize({config.title: evaluate(one, one, config.measures) for config in configs}, groups)
+    evaluations, groups = {}, {}
+    for config in [collection.config for collection in collections]:
+        for title in [f"{config.title}/{part}" for part in parts] or [config.title]:
+            evaluations[title], groups[title] = evaluate(one, one, config.measures), config.group
+    measured = summarize(evaluations, groups)
     metric = (arguments.metric_for_best_model or "").removeprefix("eval_")
     if metric and metric not in measured:
         raise ConfigError(

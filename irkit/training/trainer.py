@@ -317,6 +317,7 @@ class Trainer(transformers.Trainer):
                 self.remove_callback(bar)
 
     def _run_epoch(self, *arguments: Any, **values: Any) -> None:
+        self._find_best()  # the library looks where the checkpoint was, also if the directory has been moved
         stopped = any(
             part.early_stopping_patience_counter >= part.early_stopping_patience
             for part in self.callback_handler.callbacks
@@ -337,6 +338,12 @@ class Trainer(transformers.Trainer):
                 f"optimizer in another form, and this training is {now}; set fsdp as it was, or begin anew"
             )
         put_weights(self.step, weights, str(folder.parent))
+
+    def _find_best(self, written: Path | None = None) -> None:
+        """Note where the best checkpoint is; ``written`` is one that will be there."""
+        if self.state.best_global_step:
+            best = self.folder / f"checkpoint-{self.state.best_global_step}"
+            self.state.best_model_checkpoint = str(best) if best.exists() or best == written else None
 
     def _load_best_model(self) -> None:
         self._load_from_checkpoint(str(Path(self.state.best_model_checkpoint or "") / STATE))
@@ -371,9 +378,7 @@ class Trainer(transformers.Trainer):
         self._save_scaler(str(state))
         self._save_rng_state(str(state))
         # counters of the trainer and of its callbacks
-        if self.state.best_global_step:
-            best = self.folder / f"checkpoint-{self.state.best_global_step}"
-            self.state.best_model_checkpoint = str(best) if best.exists() or best == final else None
+        self._find_best(final)
         if self.args.should_save:
             parts = [*self.callback_handler.callbacks, self.control]
             states: Any = self.state.stateful_callbacks

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from irkit.utils.atomic import explained, scratch
+from irkit.utils.atomic import explained, scratch, sync_name, sync_tree
 
 _VERSION = 3  # of the format of everything in the cache
 
@@ -54,8 +54,10 @@ def cached(key: object, build: Callable[[Path], None]) -> Path:
         root.mkdir(parents=True, exist_ok=True)
         with scratch(folder) as aside:
             build(aside)
+            sync_tree(aside)
             try:
                 aside.replace(folder)
+                sync_name(folder)
             except OSError:
                 if not folder.is_dir():  # otherwise another process was first
                     raise

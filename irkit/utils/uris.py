@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import io
 import re
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from irkit.errors import BadValueError, MissingDependencyError, StorageError, reraise_as
-from irkit.utils.cache import cached
+from irkit.utils.cache import cached, file_key
 
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _ADVICE = "check the address, the connection and the right to read"
@@ -152,8 +153,6 @@ def local_copy(uri: str) -> Path:
     Raises:
         StorageError: The file cannot be read, or not be written.
     """
-    facts = describe_file(uri)
-    marks = sorted((key, str(value)) for key, value in facts.items() if isinstance(value, str | int | float))
     name = without_query(uri).rpartition("/")[2]
 
     def build(folder: Path) -> None:
@@ -161,4 +160,16 @@ def local_copy(uri: str) -> Path:
             while block := stream.read(1 << 23):
                 copy.write(block)
 
-    return cached(("uri", uri, marks), build) / name
+    return cached(("uri", uri, _marks(uri)), build) / name
+
+
+def source_key(path: str) -> tuple[Any, ...]:
+    """Return a key that changes when a file does, here or in a store; see `irkit.utils.cache.file_key`."""
+    return (path, *_marks(path)) if is_uri(path) else file_key(path)
+
+
+def _marks(uri: str) -> list[tuple[str, str]]:
+    """Return what the store reports of a file, but for the time of the last access."""
+    known = str | int | float | datetime
+    facts = describe_file(uri).items()
+    return sorted((key, str(value)) for key, value in facts if isinstance(value, known) and key != "time")

@@ -196,7 +196,7 @@ def _highest_logits(model: Model, texts: Iterable[str], config: CalibrationConfi
     bad = int((~highest.isfinite()).any(1).sum())
     if bad:
         raise BadValueError(
-            f"calibrate: the model has logits that are no numbers, in {bad} of {len(rows)} texts; its "
+            f"calibrate: the model has NaN or infinite logits, in {bad} of {len(rows)} texts; its "
             "weights are spoiled, go back to an earlier checkpoint"
         )
     return highest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 from array import array
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
@@ -25,8 +26,9 @@ from irkit.training.training_data.row_sources import (
     parse_at,
     reader_of,
 )
-from irkit.utils.cache import cached, file_key, hash_of
+from irkit.utils.cache import cached, hash_of
 from irkit.utils.progress import progress_bar
+from irkit.utils.uris import is_uri, source_key
 
 Array = np.ndarray[Any, Any]
 T = TypeVar("T")
@@ -100,7 +102,8 @@ class Stream(Generic[T]):
     """Read items front to back, over and over: position ``i`` is the ``i``-th item of an endless sequence.
 
     The last ``2 * block`` items stay in memory. For an earlier position reading starts again, which is how a
-    training that resumes in a new process gets to its position, too.
+    training that resumes in a new process gets to its position, too. It also starts again in a process that
+    was forked, which would share the place in an open file with its parent.
 
     Args:
         name: Name of the source, for messages.
@@ -124,6 +127,7 @@ class Stream(Generic[T]):
 
     def _restart(self) -> None:
         self._next, self._window, self._items = 0, dict[int, T](), self._cycle()
+        self._process = os.getpid()
 
     def _cycle(self) -> Iterator[T]:
         while (first := next(items := self.read(), None)) is not None:
@@ -133,7 +137,8 @@ class Stream(Generic[T]):
                 return
 
     def __getitem__(self, position: int) -> T:
-        if position < self._next and position not in self._window:
+        is_forked = self._process != os.getpid() and not self.once
+        if is_forked or (position < self._next and position not in self._window):
             self._restart()
         while self._next <= position:
             item = next(self._items, None)
@@ -203,8 +208,8 @@ class Lines:
         if not first:
             raise BadValueError(f"{name}: it has no examples")
         self._parser = LineParser.detect(config, first)
-        folder = cached(("lines", file_key(name), self._parser), self._build)
-        path = folder / "lines" if name.endswith(".gz") else Path(name)
+        folder = cached(("lines", source_key(name), self._parser), self._build)
+        path = folder / "lines" if _is_copied(name) else Path(name)
         self._starts = np.load(folder / "starts.npy", mmap_mode="r")
         self._keys: Array = np.load(folder / "keys.npy", mmap_mode="r")
         if config.sample is not None:
@@ -233,7 +238,7 @@ class Lines:
     def _build(self, aside: Path) -> None:
         name = self._config.source
         path = Path(name)
-        if name.endswith(".gz"):
+        if _is_copied(name):
             path = aside / "lines"
             with path.open("wb") as target:
                 target.writelines(line + b"\n" for _, line in read_lines(name))
@@ -242,15 +247,21 @@ class Lines:
             path.open("rb") as stream,
             progress_bar(f"reading {name}", "bytes", path.stat().st_size) as report,
         ):
+            is_header = self._parser.has_header  # of the first line that is not blank
             for number, line in enumerate(stream, 1):
                 report(len(line))
-                header = number == 1 and self._parser.has_header
-                if line.removeprefix(BOM_UTF8).strip() and not header:
-                    starts.append(position)
-                    keys.append(_query_key(self._parser(line, f"{name}:{number}")))
+                if line.removeprefix(BOM_UTF8).strip():
+                    if not is_header:
+                        starts.append(position)
+                        keys.append(_query_key(self._parser(line, f"{name}:{number}")))
+                    is_header = False
                 position += len(line)
         np.save(aside / "starts.npy", np.asarray(starts, np.int64))
         np.save(aside / "keys.npy", np.asarray(keys, np.int64))
+
+
+def _is_copied(name: str) -> bool:
+    return name.endswith(".gz") or is_uri(name)
 
 
 def query_keys(rows: TrainingRows) -> Array:

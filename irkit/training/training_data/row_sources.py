@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Never
 
 import numpy as np
-from pydantic import ConfigDict, TypeAdapter
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from irkit.config import read_json
 from irkit.data import Qrels, read_qrels
@@ -84,7 +84,13 @@ def read_judgments(config: DataConfig) -> Qrels:
         StorageError: They cannot be read, or the split does not exist.
     """
     if config.qrels is not None and config.qrels.endswith(".json"):
-        return {query: dict(judged) for query, judged in read_json(config.qrels).items()}
+        try:
+            return _JUDGMENTS.validate_python(read_json(config.qrels), strict=True)
+        except ValidationError as error:
+            raise BadValueError(
+                f"reading {config.qrels}: expected {{query: {{document: grade}}}} with whole numbers as "
+                f"grades; {error.errors()[0]['msg']} at {error.errors()[0]['loc']}"
+            ) from error
     if config.qrels is not None:
         return read_qrels(config.qrels, config.split)
     if detect_source(config) == "beir":
@@ -270,6 +276,7 @@ def read_pickle(path: str | Path) -> dict[str, dict[str, float]]:
     return {str(query): {str(name): score for name, score in row.items()} for query, row in content.items()}
 
 
+_JUDGMENTS = TypeAdapter(dict[str, dict[str, int]])
 _SCORES = TypeAdapter(dict[int | str, dict[int | str, float]], config=ConfigDict(strict=True))
 
 

@@ -16,8 +16,9 @@ from irkit.data.catalogues import is_catalogued, load_hf
 from irkit.data.document import Document, Query
 from irkit.errors import BadValueError, StorageError
 from irkit.training.training_data.data_config import Columns
-from irkit.utils.cache import cached, file_key, hash_of
+from irkit.utils.cache import cached, hash_of
 from irkit.utils.progress import progress_bar
+from irkit.utils.uris import source_key
 
 Array = np.ndarray[Any, Any]
 
@@ -60,7 +61,7 @@ class TextStore:
         names = {} if columns is None else columns.model_dump(exclude_none=True)
         items: Source[Any] = (read_documents if side == "documents" else read_queries)(source, **names)
         version = load_hf(source)._fingerprint if source.startswith("hf:") else ""
-        key = (source, version) if is_catalogued(source) else file_key(items.name)
+        key = (source, version) if is_catalogued(source) else source_key(items.name)
         folder = cached(("texts", side, key, *names.items()), lambda aside: _build(aside, items))
         self._hashes, self._starts, self._sizes = (
             np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("hashes", "starts", "sizes")

@@ -39,7 +39,8 @@ class TokenEstimate:
     def from_sample(cls, texts: Sequence[str], tokenizer: Tokenizer, max_length: int | None) -> TokenEstimate:
         """Tokenize a sample of texts."""
         tokens = tokenizer(texts, "", _WHOLE).lengths - _SPECIAL
-        return cls(float(tokens.sum()) / max(1, int(count_bytes(texts).sum())), max_length or math.inf)
+        rate = max(0.0, float(tokens.sum())) / max(1, int(count_bytes(texts).sum()))
+        return cls(rate, max_length or math.inf)
 
     def __call__(self, n_bytes: Any) -> Any:
         """Return the estimate for a number of bytes or for an array of them, as float."""
