@@ -345,7 +345,7 @@ def check_cuts(kind: str, found_before: Recorded, root: Path, wanted: int | None
     return disk.operations, len(chosen)
 
 
-@pytest.mark.parametrize("kind", FAST)
+@pytest.mark.parametrize("kind", ["flat", pytest.param("bm25", marks=pytest.mark.slow)])
 def test_a_cut_leaves_the_old_index_or_the_new_one(kind: str, recorded: Any, tmp_path: Path) -> None:
     operations, checked = check_cuts(kind, recorded(kind), tmp_path / "cut", 25)
     assert operations > 200

@@ -338,3 +338,32 @@ def test_a_batch_of_no_rows_is_refused(cross_encoder: str) -> None:
     for size in (0, -1):
         with pytest.raises(BadValueError, match="batch_size"):
             list(label(iter([]), CrossEncoder(cross_encoder), batch_size=size))
+
+
+def test_a_cross_encoder_whose_first_positions_are_of_padding(tiny_bert: Path, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer, RobertaConfig, RobertaForSequenceClassification
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    tokenizer = AutoTokenizer.from_pretrained(tiny_bert)
+    config = RobertaConfig(
+        **sizes, vocab_size=len(tokenizer), max_position_embeddings=20, pad_token_id=0, num_labels=1
+    )
+    RobertaForSequenceClassification(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    teacher = CrossEncoder(str(tmp_path))
+    assert teacher.max_length == 19
+    assert teacher(ASKED[:1], [[Document("d", "search " * 50)]])[0].shape == (1,)
+
+
+def test_a_decoder_as_cross_encoder_that_names_no_padding(tiny_bert: Path, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForSequenceClassification
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    tokenizer = AutoTokenizer.from_pretrained(tiny_bert)
+    config = LlamaConfig(**sizes, vocab_size=len(tokenizer), max_position_embeddings=64, num_labels=1)
+    LlamaForSequenceClassification(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    teacher = CrossEncoder(str(tmp_path))
+    together = teacher(ASKED[:1], [[Document("a", "search"), Document("b", "a neural search model")]])[0]
+    alone = teacher(ASKED[:1], [[Document("a", "search")]])[0]
+    np.testing.assert_allclose(together[:1], alone, atol=1e-5)

@@ -116,6 +116,7 @@ def test_attention_is_pretrained_and_then_trained_on(tiny_bert: Path, notes: Pat
             "kind": "multi_vector",
             "projection": None,
             "normalize": False,
+            "prompts": {"document": "an index "},
             "config": {"query_length": 8, "document_length": 12},
         },
         "interaction": {"kind": "mva", "dim": 8, "pooling": "multiple_cls", "size": 3},
@@ -142,6 +143,9 @@ def test_attention_is_pretrained_and_then_trained_on(tiny_bert: Path, notes: Pat
     assert continued is not None
     assert tuned is not None
     assert pretrained.prompts["document"] == prompt  # class tokens are added once
+    last = Model.from_pretrained(tmp_path / "out", device="cpu")
+    assert last.prompts["document"] == prompt == "[D_CLS][D_CLS]an index "
+    assert last.max_length("document") == pretrained.max_length("document") == 14
     for name, weight in continued.state_dict().items():
         torch.testing.assert_close(tuned.state_dict()[name], weight)
         assert not torch.equal(weight, start.state_dict()[name])

@@ -226,7 +226,7 @@ def test_client_expands_queries_of_bm25(served: Any) -> None:
 def test_client_takes_one_query_that_is_no_text(served: Any) -> None:
     with Client(served.url, "words") as client:
         for wrong in ({"q1": "neural"}, {"neural": 1.5}, np.ones(3)):
-            with pytest.raises(BadValueError, match="queries"):
+            with pytest.raises(BadValueError, match=r"expected a string or several|queries"):
                 client.search(wrong)
         with pytest.raises(BadTypeError, match="got 5, expected a query or several"):
             client.search(5)

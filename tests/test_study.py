@@ -333,6 +333,9 @@ def test_the_report_shows_what_was_found(tmp_path):
     trial = next(trial for trial in trials(study, tmp_path) if (trial.variant, trial.seed) == ("v2", 1))
     trial.folder.parent.mkdir(exist_ok=True)
     trial.beside(".failed").write_text("exit code 2: no memory")
+    done = next(trial for trial in trials(study, tmp_path) if trial.finished)
+    done.beside(".failed").write_text("exit code 1: an attempt before")
+    assert done.failure is None
     cells = {(cell.variant, cell.dataset): cell for cell in write_report(tmp_path)}
     report = (tmp_path / "report.md").read_text()
     assert cells["v1", "d0"].corrected_p < 1e-4

@@ -484,6 +484,36 @@ def test_patience_goes_on_after_an_interruption(
     assert resumed.state.best_global_step == 4
 
 
+def test_the_best_model_is_found_in_a_directory_that_was_moved(
+    tiny_bert: Path, files: Any, tmp_path: Path
+) -> None:
+    class Interrupt(TrainerCallback):
+        def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step == 6:
+                raise KeyboardInterrupt
+
+    def trainer(out: Path, *callbacks: TrainerCallback) -> Trainer:
+        made = Trainer(
+            Model.multi_vector(tiny_bert, {"depth": 1, "dim": 8}),
+            arguments(
+                out, max_steps=6, eval_steps=2, load_best_model_at_end=True, metric_for_best_model="nDCG@10"
+            ),
+            open_data(files),
+            [KLDivergence()],
+            evaluation=lambda _: {"nDCG@10": 1 / made.state.global_step},
+            callbacks=callbacks,
+        )
+        return made
+
+    with pytest.raises(KeyboardInterrupt):
+        trainer(tmp_path / "out", Interrupt()).train()
+    (tmp_path / "out").rename(tmp_path / "moved")
+    resumed = trainer(tmp_path / "moved")
+    resumed.train(resume_from_checkpoint=True)
+    best = Model.from_pretrained(tmp_path / "moved" / "checkpoint-2", device="cpu")
+    assert same(weights(resumed.finished_model()), weights(best))
+
+
 @pytest.mark.parametrize(
     "values",
     [
