@@ -69,5 +69,5 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/%.stamp: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e ".[$*]"  # Python compiles what it imports
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[$*]"
 	touch $@
