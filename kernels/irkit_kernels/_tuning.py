@@ -3,6 +3,7 @@
 # mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -33,13 +34,22 @@ def tuned(configs: Sequence[triton.Config]) -> Callable[[Any], Any]:
 
     The choice is made once per dtype, per value of each ``constexpr`` that the configurations leave open,
     and per value of the argument ``size``, which is a `size_class`. Triton stores the measurements in its
-    cache on disk. The interpreter always takes the first configuration.
+    cache on disk. The interpreter always takes the first configuration. Threads launch one after the other,
+    because the tuner keeps the arguments of a launch in itself (triton-lang/triton#11494).
     """
 
     def decorate(kernel: Any) -> Any:
         if INTERPRETED:
             return triton.autotune(configs=configs[:1], key=[])(kernel)
         flags = [p.name for p in kernel.params if p.is_constexpr and p.name not in configs[0].kwargs]
-        return triton.autotune(configs=list(configs), key=[*flags, "size"], cache_results=True)(kernel)
+        tuner = triton.autotune(configs=list(configs), key=[*flags, "size"], cache_results=True)(kernel)
+        lock = threading.RLock()
+
+        def run(*arguments: Any, **named: Any) -> Any:
+            with lock:
+                return type(tuner).run(tuner, *arguments, **named)
+
+        tuner.run = run
+        return tuner
 
     return decorate
