@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import sys
 import tempfile
@@ -133,6 +134,8 @@ def _train(
     trainer.training_step = training_step
     trainer.add_callback(Clock())
     if large:
+        gc.collect()  # of an earlier trainer, which refers to itself
+        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     trainer.train()
     seconds = ends[1] - ends[0]

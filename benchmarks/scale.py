@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -136,12 +137,18 @@ def measure(kind: str, size: int) -> Row:
 # ---- documents ----
 
 
-def texts(count: int, seed: int) -> Iterator[str]:
-    """Yield texts of words drawn as often as they occur in real text."""
+@cache
+def _vocabulary() -> tuple[Any, Any]:
+    """Return words of real text, and the sums of the shares of all up to each."""
     found: Counter[str] = Counter()
     for line in (data_dir() / "english-text" / "train.jsonl").open():
         found.update(re.findall(r"[a-z]+", json.loads(line)["text"].lower()))
-    words, shares = np.array(list(found), object), np.cumsum(list(found.values())) / found.total()
+    return np.array(list(found), object), np.cumsum(list(found.values())) / found.total()
+
+
+def texts(count: int, seed: int) -> Iterator[str]:
+    """Yield texts of words drawn as often as they occur in real text."""
+    words, shares = _vocabulary()
     rng = np.random.default_rng(seed)
     for start in range(0, count, CHUNK):
         drawn = rng.random((min(CHUNK, count - start), WORDS))
