@@ -101,6 +101,7 @@ def test_retriever_finds_what_the_index_finds(notes_store):
         ({"field": "id", "operator": "in", "value": ["b", "x"]}, ["b"]),
         ({"field": "meta.year", "operator": "<=", "value": 2020}, ["b"]),
         ({"field": "meta.year", "operator": "==", "value": None}, ["c", "e"]),
+        ({"field": "meta.year", "operator": "in", "value": [None]}, ["c", "e"]),
         ({"field": "meta.tags", "operator": "==", "value": "a"}, ["c"]),
         ({"field": "meta.topic", "operator": "not in", "value": ["physics"]}, ["b", "e"]),
     ],

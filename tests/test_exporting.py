@@ -329,3 +329,10 @@ def test_requests_to_qdrant_are_below_the_limit_of_a_server(tmp_path: Path) -> N
         points = [{"vector": item.vector.tolist(), "payload": payload(item)} for item in batch]
         assert len(json.dumps(points)) < 32 << 20
     assert len(batches) < 15  # several documents in each
+
+
+def test_an_export_to_a_uri_is_refused(tmp_path: Path) -> None:
+    words = Retriever.build("bm25", {"a": "text"}, tmp_path / "words")
+    for to in ("jsonl", "vespa"):
+        with pytest.raises(BadValueError, match=r"s3://bucket/notes\.jsonl: expected a path on this machine"):
+            export(words, to, "s3://bucket/notes.jsonl")

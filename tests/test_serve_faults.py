@@ -314,6 +314,11 @@ def test_keys(tmp_path: Path) -> None:
         assert "secret" not in str(error.value)
     with pytest.raises(StorageError):
         read_keys(tmp_path / "none")
+    file.write_text("read reader-key\nwrite reader-key\n")
+    check_access(read_keys(file), "write", b"Bearer reader-key")
+    file.write_bytes("# clé\n".encode("latin-1"))
+    with pytest.raises(BadValueError, match="expected UTF-8"):
+        read_keys(file)
 
 
 @pytest.mark.parametrize(

@@ -178,6 +178,14 @@ def test_a_remote_ranks_again_with_the_options_of_a_retriever(words: Retriever, 
         far.rerank(QUERY, ids, 3, teacher=5)  # type: ignore[arg-type]
 
 
+def test_candidates_without_a_word_of_the_query_score_0(words: Retriever, tmp_path: Path) -> None:
+    far = Elsewhere(str(tmp_path / "words"))
+    ids = ["d3", "d1", "d6"]
+    ours, theirs = words.rerank("word1", ids), far.rerank("word1", ids)
+    assert [(hit.id, hit.score) for hit in theirs] == [(hit.id, hit.score) for hit in ours]
+    assert len(theirs) == 3
+
+
 def test_a_document_that_an_engine_removes_meanwhile_is_left_out(words: Retriever, tmp_path: Path) -> None:
     class Forgetful(Elsewhere):
         def fetch(self, ids: Sequence[str]) -> list[Any]:

@@ -318,6 +318,9 @@ def _condition(key: str, operator: Any, value: Any) -> dict[str, Any]:
         return {"$not": _condition(key, "==" if operator == "!=" else "in", value)}
     if operator == "in" and not isinstance(value, list):
         raise FilterError(f"filter: {key!r} in {value!r:.60}; expected a list")
+    if operator == "in" and None in value:
+        others = [one for one in value if one is not None]
+        return {"$or": [{key: {"in": others}}, _condition(key, "==", None)]}
     if value is None:  # nothing is above or below None
         return {"$not": {key: {"!=": None}}} if operator == "==" else {"_id": []}
     return {key: {operator: value}}

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from irkit.errors import BadValueError
 from irkit.exporting.contents import Contents
+from irkit.utils.uris import is_uri
 
 
 @dataclass(frozen=True)
@@ -28,3 +30,15 @@ class Target:
     is_folder: bool = False
     suffix: str = ""
     send: Callable[[Contents, str], None] | None = None
+
+
+def refuse_uri(out: str | Path) -> None:
+    """Refuse a URI, which would become a path on this machine.
+
+    Raises:
+        BadValueError: It is one.
+    """
+    if is_uri(str(out)):
+        raise BadValueError(
+            f"exporting to {out}: expected a path on this machine; copy the export afterwards"
+        )

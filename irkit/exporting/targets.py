@@ -10,11 +10,11 @@ from pathlib import Path
 from irkit.arguments import brief, suggest
 from irkit.errors import BadTypeError, BadValueError, StorageError
 from irkit.exporting.contents import Contents
-from irkit.exporting.target import Target
+from irkit.exporting.target import Target, refuse_uri
 from irkit.index import Index
 from irkit.index.several_index import SeveralIndex
 from irkit.retrieval.retriever import Retriever
-from irkit.utils.atomic import check_folder, publish_folder, replacing, scratch
+from irkit.utils.atomic import check_folder, explained, publish_folder, replacing, scratch
 from irkit.utils.plugins import Registry
 
 TARGETS: Registry[Target] = Registry(
@@ -77,6 +77,7 @@ def export(
             target.send(contents, str(out))
             return len(retriever)
         # to a file or folder, which appears when it is whole
+        refuse_uri(out)
         path = Path(out)
         if path.suffix != target.suffix and not target.is_folder:
             raise BadValueError(f"export: {to} is a file; expected the extension {target.suffix}, got {path}")
@@ -85,7 +86,7 @@ def export(
             raise StorageError(f"{operation}: it exists already; choose another path, or delete it")
         path.parent.mkdir(parents=True, exist_ok=True)
         if target.is_folder:
-            with scratch(path) as aside:
+            with explained(operation), scratch(path) as aside:
                 target.write(contents, aside / "new")
                 publish_folder(aside / "new", path)
         else:

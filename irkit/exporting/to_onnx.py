@@ -12,10 +12,11 @@ from irkit.encoder import Encoder
 from irkit.encoder.families import FAMILIES
 from irkit.errors import BadTypeError, BadValueError, MissingDependencyError, StorageError
 from irkit.exporting.onnx_encoder import encode
+from irkit.exporting.target import refuse_uri
 from irkit.heads import Normalize, Side
 from irkit.heads.onnx_graph import OPSET, Graph, add_layers
 from irkit.model import Model
-from irkit.utils.atomic import publish_folder, scratch
+from irkit.utils.atomic import explained, publish_folder, scratch
 
 _IR_VERSION = 8  # of the file format, which readers of the opset know
 _INLINE = 1 << 30  # bytes of weights from which they are a file of their own; one file holds 2 GiB
@@ -42,6 +43,7 @@ def export_onnx(model: Model, out: str | Path) -> None:
     """
     if not isinstance(model, Model):
         raise BadTypeError(f"exporting to ONNX: got {type(model).__name__}; expected a Model")
+    refuse_uri(out)
     path = Path(out)
     if path.exists():
         raise StorageError(f"exporting to {out}: it exists already; choose another path, or delete it")
@@ -54,7 +56,7 @@ def export_onnx(model: Model, out: str | Path) -> None:
         ) from error
     proto = _build(model)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with scratch(path) as aside:
+    with explained(f"exporting to {out}"), scratch(path) as aside:
         folder = aside / "new"
         folder.mkdir()
         large = sum(weight.numel() * 4 for weight in model.parameters()) > _INLINE

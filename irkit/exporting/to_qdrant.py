@@ -85,8 +85,8 @@ def point_vectors(contents: Contents, item: Exported, sparse: Callable[..., Any]
     return found
 
 
-def _upload(client: Any, collection: str, contents: Contents) -> None:
-    """Make a collection. Its description is written last and marks the collection as complete."""
+def _create(client: Any, collection: str, contents: Contents) -> None:
+    """Make an empty collection."""
     models = require("qdrant_client", "engines", "Qdrant").models
     together = models.MultiVectorConfig(comparator=models.MultiVectorComparator.MAX_SIM)
     sparse, vectors = {}, {}
@@ -100,6 +100,11 @@ def _upload(client: Any, collection: str, contents: Contents) -> None:
                 multivector_config=together if column.kind == "multi_vector" else None,
             )
     client.create_collection(collection, vectors_config=vectors, sparse_vectors_config=sparse or None)
+
+
+def _upload(client: Any, collection: str, contents: Contents) -> None:
+    """Fill a collection. Its description is written last and marks the collection as complete."""
+    models = require("qdrant_client", "engines", "Qdrant").models
     for batch in point_batches(contents):
         points = []
         for item in batch:
@@ -112,6 +117,7 @@ def _upload(client: Any, collection: str, contents: Contents) -> None:
 def _write(contents: Contents, path: Path) -> None:
     client = require("qdrant_client", "engines", "irkit export --to qdrant").QdrantClient(path=str(path))
     try:
+        _create(client, COLLECTION, contents)
         _upload(client, COLLECTION, contents)
     finally:
         client.close()
@@ -125,6 +131,7 @@ def _send(contents: Contents, address: str) -> None:
     with reraise_as(StorageError, f"exporting to {address}", "is the server up?"):
         if client.collection_exists(collection):
             raise StorageError(f"exporting to {address}: the collection exists; choose another name")
+        _create(client, collection, contents)  # an error if another export has made it meanwhile
         try:
             _upload(client, collection, contents)
             for key in ("_id", MARKS):

@@ -18,6 +18,7 @@ from irkit.exporting.contents import Contents, Exported, KeyTypes
 from irkit.exporting.marks import MARKS, marks
 from irkit.exporting.target import Target
 
+_REFUSED = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")  # in texts, such as form feeds of PDF
 _TYPES = {"number": "double", "string": "string", "boolean": "bool"}
 _SERVICES = """<?xml version="1.0" encoding="UTF-8"?>
 <services version="1.0">
@@ -71,7 +72,8 @@ def schema(contents: Contents) -> str:
 def put(contents: Contents, item: Exported) -> dict[str, Any]:
     """Return the operation of Vespa that stores a document: a line of the feed."""
     document = item.document
-    fields: dict[str, Any] = {"id": document.id, "title": document.title, "text": document.text}
+    title, text = (_REFUSED.sub(" ", part) for part in (document.title, document.text))
+    fields: dict[str, Any] = {"id": document.id, "title": title, "text": text}
     fields["metadata"] = json.dumps(dict(document.metadata), ensure_ascii=False)
     fields[MARKS] = marks(document.metadata)
     for key, (name, kind) in _attributes(contents.keys).items():

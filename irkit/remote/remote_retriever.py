@@ -241,6 +241,7 @@ class RemoteRetriever(OtherRetriever):
                 where = self._where(ids)
                 with self._asking():
                     hits = self._search(query, len(ids), where, True, True)
+                hits += self._unmatched(ids, hits)
             elif teacher is not None and (documents := self.fetch(ids) if ids else []):
                 [scores] = score_checked(teacher, [item], [documents])
                 places = {identifier: place for place, identifier in reversed([*enumerate(ids)])}
@@ -248,6 +249,15 @@ class RemoteRetriever(OtherRetriever):
                 hits = [RemoteHit(places[document.id], score, document) for document, score in scored]
             chosen, hits = self._choose(hits, selection)
             yield [hits[position] for position in chosen[selection.offset :].tolist()]
+
+    def _unmatched(self, ids: list[str], hits: list[RemoteHit]) -> list[RemoteHit]:
+        """Return candidates without a term of the query, which engines do not find; their score is 0."""
+        found = {hit.document.id for hit in hits}
+        missing = [name for name in dict.fromkeys(ids) if name not in found]
+        if not missing or self.about["kind"] != "sparse":
+            return []
+        last = max((hit.row for hit in hits), default=-1)
+        return [RemoteHit(last + place, 0.0, each) for place, each in enumerate(self.fetch(missing), 1)]
 
     def _content(self, query: Query) -> Any:
         model = self.model

@@ -33,7 +33,10 @@ def read_keys(path: str | Path | None) -> tuple[tuple[Scope, str], ...]:
     if path is not None:
         source = str(path)
         with explained(f"reading the keys of {path}"):
-            text = Path(path).read_text("utf-8")
+            try:
+                text = Path(path).read_text("utf-8")
+            except UnicodeDecodeError as error:
+                raise BadValueError(f"reading the keys of {path}: expected UTF-8, got {error}") from error
     keys: list[tuple[Scope, str]] = []
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split()
@@ -76,7 +79,8 @@ def check_access(keys: Sequence[tuple[Scope, str]], scope: Scope, authorization:
     matches = [hmac.compare_digest(digest, known) for _, known in keys]  # of all, whichever it is
     if kind.lower() != b"bearer" or not any(matches):
         raise Problem(401, "no valid key; expected the header Authorization: Bearer KEY")
-    if scope == "write" and keys[matches.index(True)][0] != "write":
+    own = {known for (known, _), same in zip(keys, matches, strict=True) if same}
+    if scope == "write" and "write" not in own:
         raise Problem(403, "this key may read only; changes need a write key")
 
 

@@ -29,7 +29,7 @@ async def get_documents(
     """Return documents by their ids."""
 
     def fetch(retriever: AnyRetriever) -> list[Document]:
-        _check_there(retriever, id, True, 404, "the index has no document")
+        _check_there(retriever, id, True, 404, "the index has no document", "")
         by_id = fetch_known(retriever, id)
         return [by_id[name] for name in id]
 
@@ -102,9 +102,16 @@ def _documents(request: Request, body: DocumentsRequest) -> list[Document]:
     return [make_document(message) for message in body.documents]
 
 
-def _check_there(retriever: AnyRetriever, ids: list[str], expected: bool, status: int, problem: str) -> None:
+def _check_there(
+    retriever: AnyRetriever,
+    ids: list[str],
+    expected: bool,
+    status: int,
+    problem: str,
+    ending: str = "; nothing was changed",
+) -> None:
     known_ids = set(find_known(retriever, ids))
     wrong = [name for name in ids if (name in known_ids) != expected]
     if wrong:
         others = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-        raise Problem(status, f"{problem} {wrong[0][:60]!r}{others}; nothing was changed")
+        raise Problem(status, f"{problem} {wrong[0][:60]!r}{others}{ending}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
@@ -43,16 +44,18 @@ def find_index(request: Request, name: str) -> ServedIndex:
 async def list_indexes(request: Request) -> Response:
     """Describe all indexes."""
     catalogue: Catalogue = request.app.state.catalogue
-    return respond({"indexes": [_facts(request, index) for index in catalogue.indexes.values()]})
+    facts = [await asyncio.to_thread(_facts, request, index) for index in catalogue.indexes.values()]
+    return respond({"indexes": facts})
 
 
 @router.get("/indexes/{name}", response_model=IndexFacts)
 async def describe_index(request: Request, name: str) -> Response:
     """Describe an index."""
-    return respond(_facts(request, find_index(request, name)))
+    return respond(await asyncio.to_thread(_facts, request, find_index(request, name)))
 
 
 def _facts(request: Request, index: ServedIndex) -> dict[str, Any]:
+    """Describe an index, which may have to be opened again first."""
     config = request.app.state.catalogue.config
     writable = any(scope == "write" for scope, _ in config.keys)
     return index.facts() | {"writable": writable, "most_hits": config.limits.k}
