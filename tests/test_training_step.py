@@ -12,7 +12,7 @@ import torch
 from irkit import Model, MultiVector, score
 from irkit.errors import BadValueError
 from irkit.training.example import Batch
-from irkit.training.losses import InfoNCE, KLDivergence, MarginMSE, Matryoshka
+from irkit.training.losses import CrossEntropy, InfoNCE, KLDivergence, MarginMSE, Matryoshka
 from irkit.training.regularizers import Flops
 from irkit.training.train_step import TrainStep
 
@@ -116,6 +116,28 @@ def test_the_scores_are_those_that_the_model_gives_texts(tiny_bert: Any, kind: s
         assert torch.equal(loss.scores.all.gather(1, loss.scores.columns)[mask], loss.scores.own[mask])
     else:
         assert loss.scores.all is None
+
+
+@pytest.mark.parametrize(
+    "loss", [KLDivergence(), MarginMSE(), MarginMSE(pairs="first"), CrossEntropy(), InfoNCE()]
+)
+@pytest.mark.parametrize("place", [0, 1])
+def test_nothing_is_learned_from_a_document_without_token_vectors(
+    tiny_bert: Any, loss: Any, place: int
+) -> None:
+    skipped = {"skiplist_words": ["[CLS]", "[SEP]", "a"]}
+    model = Model.multi_vector(tiny_bert, {"depth": 1, "dim": 16}, skipped, device="cpu")
+    batch = make_batch(model)
+    texts = list(batch.texts[1])
+    gone = int(batch.own[1, place])
+    texts[gone] = "a a"
+    emptied = replace(
+        batch, documents=model.pipeline("document").tokenize(texts), texts=(batch.texts[0], texts)
+    )
+    seen = Seen()
+    found = gradients(TrainStep(model, [loss, seen]), emptied)  # type: ignore[list-item]
+    assert torch.equal(seen.scores.mask, (batch.own >= 0) & (batch.own != gone))
+    assert all(gradient.isfinite().all() for gradient in found.values())
 
 
 @pytest.mark.gpu

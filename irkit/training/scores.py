@@ -15,7 +15,8 @@ class Scores:
     Attributes:
         own: ``(b, n)`` float32, scores of the documents of each query, the relevant ones first; 0 where
             ``mask`` is False.
-        mask: ``(b, n)`` bool, where there is a document.
+        mask: ``(b, n)`` bool, where there is a document; False for one without token vectors, which has no
+            score.
         positives: ``(b,)`` int64, how many of the first documents are known to be relevant.
         targets: ``(b, n)`` float32 scores of the teacher, 0 where ``mask`` is False; None without a teacher.
         all: ``(b, d)`` float32, scores of every document of the batch (of all processes); None unless a loss

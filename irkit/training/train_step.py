@@ -175,7 +175,7 @@ class TrainStep(ModelStep):
         """Compare the representations, cut to ``width`` dimensions; None compares them whole."""
         queries = comparable(self.model, joint.queries, width, "query")
         documents = comparable(self.model, joint.documents, width, "document")
-        mask, columns = joint.own >= 0, joint.own.clamp(min=0)
+        columns = joint.own.clamp(min=0)
         in_batch, matrix = "in_batch" in self.needs, None
         if in_batch or self.interaction is not None or isinstance(queries, Dense):
             matrix = compare_all(self.model, self.interaction, queries, documents)
@@ -183,6 +183,7 @@ class TrainStep(ModelStep):
         else:
             assert isinstance(queries, MultiVector) and isinstance(documents, MultiVector)  # noqa: PT018
             own = score_rows(queries, documents, columns)
+        mask = (joint.own >= 0) & ~own.isneginf()  # nothing is learned from a document without token vectors
         return Scores(
             own=own.masked_fill(~mask, 0.0),
             mask=mask,

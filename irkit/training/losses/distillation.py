@@ -74,7 +74,8 @@ class MarginMSE(_Distillation):
         count = scores.mask.sum(1)
         others = (count - 1).clamp(min=1)
         if self.pairs == "first":
-            return ((error - error[:, :1]).square().masked_fill(~scores.mask, 0).sum(1) / others).mean()
+            pairs = scores.mask & scores.mask[:, :1]
+            return ((error - error[:, :1]).square().masked_fill(~pairs, 0).sum(1) / others).mean()
         # the mean over pairs of (e_i - e_j)^2 is twice the unbiased variance
         mean = (error.sum(1) / count.clamp(min=1))[:, None]
         return (2 * (error - mean).square().masked_fill(~scores.mask, 0).sum(1) / others).mean()
