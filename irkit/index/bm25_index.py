@@ -50,6 +50,12 @@ def begin(store: Store, k1: float, b: float) -> None:
     store.meta["index"].setdefault("bm25", {"k1": k1, "b": b, "mean": None, "counted": _NONE})
 
 
+def begin_as(store: Store, source: Store) -> None:
+    """Call `begin` with the settings of the index of ``source``, if that is one of BM25."""
+    if settings := source.meta["index"].get("bm25"):
+        begin(store, settings["k1"], settings["b"])
+
+
 def saturate(counts: Array, lengths: Array, k1: float, b: float, mean: float) -> Array:
     """Return weights of terms in documents: ``count / (count + k1 (1 - b + b length / mean))``.
 

@@ -14,6 +14,7 @@ import numpy as np
 from irkit.core.representation import Representation, Several
 from irkit.errors import BadValueError, ConfigError, StorageError
 from irkit.index.array_files import corrupt
+from irkit.index.bm25_index import begin_as
 from irkit.index.documents import Documents
 from irkit.index.index_base import Index, StageProgress
 from irkit.index.index_kinds import INDEX_KINDS, SeveralConfig, index_config
@@ -171,6 +172,7 @@ def compact(path: str | Path, *, progress: StageProgress | None = None) -> None:
         index, documents = create_index(new, source.config, windows=source.windows), Documents(new)
         with new.update():
             Vocabulary(new).copy(old)
+            begin_as(new, old)
         rows = np.flatnonzero(source.live)
         size = max(1, new.limits.compact_bytes * max(1, len(source)) // max(1, source.stats()["bytes"]))
         # an index without rows still has a kind and dimensions: its copy adds none, once
@@ -187,4 +189,5 @@ def compact(path: str | Path, *, progress: StageProgress | None = None) -> None:
         documents.finish()
         with new.update():
             new.meta.update({key: value for key, value in old.meta.items() if key != "index"})
+            new.meta["dropped"] = old.meta.get("dropped", 0) + len(source) - len(rows)
         new.publish()

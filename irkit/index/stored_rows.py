@@ -47,8 +47,7 @@ class StoredRows(Index):
         assert isinstance(source, StoredRows)
         about = source.store.meta["index"]
         with self.store.update():
-            if "bm25" in about:
-                bm25.begin(self.store, about["bm25"]["k1"], about["bm25"]["b"])
+            bm25.begin_as(self.store, source.store)
             for name, array in source.stored_arrays(rows).items():
                 self.store.append(f"{name}.bin", array)
             copied = {key: about[key] for key in ("representation", "dim", "negative") if key in about}

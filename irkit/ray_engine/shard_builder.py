@@ -15,17 +15,17 @@ import numpy as np
 from irkit.core.representation import Representation, Sparse, representation_from_arrays
 from irkit.data import Document
 from irkit.encoder_free import renumbered
-from irkit.errors import BadValueError, LockedError
+from irkit.errors import LockedError
 from irkit.index import Documents, Limits, Store, open_index
 from irkit.index.array_files import Array
-from irkit.index.documents import removal_list
+from irkit.index.documents import as_stored, removal_list
 from irkit.index.several_index import index_parts
 from irkit.index.windowed import index_of_rows
 from irkit.shards.codecs import Work, finish_part
-from irkit.shards.placement import SEQUENCE
+from irkit.shards.placement import SEQUENCE, global_rows
 from irkit.shards.sharded_documents import add_numbered
 from irkit.shards.sharded_index import add_rows
-from irkit.shards.sharded_store import BUILT, VOCABULARY
+from irkit.shards.sharded_store import BUILT, VOCABULARY, other_documents
 
 _PATIENCE = 30.0  # seconds to wait for the builder of a build whose driver has just been killed
 _PAUSE = 0.1
@@ -105,15 +105,14 @@ class ShardBuilder:
         # what is there already
         have = self.store.rows(SEQUENCE)
         skipped = min(len(documents), max(0, have - portion.before))
+        numbers, known = portion.start + positions, slice(portion.before, portion.before + skipped)
         if (
             have < portion.before
-            or self.documents.fetch(np.arange(portion.before, portion.before + skipped))
-            != documents[:skipped]
+            or not np.array_equal(global_rows(self.store)[known], numbers[:skipped])
+            or self.documents.fetch(np.arange(known.start, known.stop))
+            != [*map(as_stored, documents[:skipped])]
         ):
-            raise BadValueError(
-                f"building {self.store.path}: a build of other documents was begun there; to discard it, "
-                "ask to overwrite"
-            )
+            raise other_documents(self.store.path.parent)
         # what is new
         new = b""
         if portion.terms is not None:
@@ -124,7 +123,7 @@ class ShardBuilder:
             rows = renumbered(rows, portion.numbers, portion.dim)
         if skipped < len(documents) or len(new) or not have or rows.dim > self.index.dim:
             counts = [have, self.store.rows(removal_list(self.store))]
-            add_numbered(self.documents, documents[skipped:], portion.start + positions[skipped:])
+            add_numbered(self.documents, documents[skipped:], numbers[skipped:])
             first = skipped if spans is None else sum(map(len, spans[:skipped]))  # row of the first new one
             add_rows(self.index, rows[first:], new, None if spans is None else spans[skipped:])
             self.store.meta.update({"change": portion.change, "before": counts})

@@ -16,7 +16,7 @@ from irkit.arguments import brief, check_counts, check_flags, check_functions
 from irkit.core.representation import Representation, Several
 from irkit.data import Document, DocumentsLike, Source, check_documents, parse_documents, read_documents
 from irkit.encoder_free import EncoderFreeModel, Vectors
-from irkit.errors import BadValueError, ConfigError
+from irkit.errors import ConfigError
 from irkit.index import (
     AutoConfig,
     Documents,
@@ -46,6 +46,7 @@ from irkit.retrieval.collection import (
 )
 from irkit.retrieval.windows import batch_documents, parse_windows, text_spans, window_texts
 from irkit.shards import ShardedStore
+from irkit.shards.sharded_store import OtherDocumentsError, other_documents
 from irkit.utils.uris import is_uri
 
 CHUNK = 1024  # documents encoded and stored together
@@ -107,19 +108,15 @@ def build_collection(
                 if isinstance(model, EncoderFreeModel):
                     model.begin(target)
         collection = Collection(store, lambda: model)
-        if _starts_with(stream, collection.documents, progress):
-            (fill or add_documents)(collection, stream, chunk_size, progress)
-            store.publish()
-            return collection
-        if not overwrite or isinstance(documents, Iterator):
-            raise BadValueError(
-                f"building {path}: a build of other documents was begun there; to discard it, ask "
-                "to overwrite, with documents that can be read again"
-            )
-    except BaseException:
+        if not _starts_with(stream, collection.documents, progress):
+            raise other_documents(store.path)
+        (fill or add_documents)(collection, stream, chunk_size, progress)
+        store.publish()
+        return collection
+    except BaseException as error:
         store.close()
-        raise
-    store.close()
+        if not isinstance(error, OtherDocumentsError) or not overwrite or isinstance(documents, Iterator):
+            raise
     Store.build(path, overwrite=True).close()  # under another key: discards the killed build
     return build_collection(model, documents, path, config, chunk_size, True, progress, shards, cut, fill)
 

@@ -17,7 +17,8 @@ def add(collection: Collection, documents: DocumentsLike, progress: StageProgres
     check_functions("adding documents", progress=progress)
     with collection.store.update():
         collection.check_current()
-        items = parse_documents(documents, len(collection.documents))
+        added = len(collection.documents) + collection.store.meta.get("dropped", 0)  # by compactions
+        items = parse_documents(documents, added)
         add_documents(collection, items, progress=progress)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from irkit.errors import StorageError
 from irkit.index import Documents, FaissConfig, StageProgress, Store, compact, create_index, open_index
 from irkit.index.array_files import Array
+from irkit.index.bm25_index import begin_as
 from irkit.index.directory import MANIFEST
 from irkit.index.index_base import coded_rows
 from irkit.index.part_store import index_records
@@ -28,8 +29,8 @@ def reshard(path: str | Path, shards: int, *, progress: StageProgress | None = N
     """Rewrite an index as ``shards`` shards without its removed rows, while readers continue to use it.
 
     Nothing is encoded, trained or compressed again: representations are copied as they are stored, so every
-    search finds what it found before. A killed call resumes after its last chunk, if the index has not been
-    changed since.
+    search finds what it found before. A killed call resumes after its last chunk, if it is repeated with
+    the same number and the index has not been changed since.
 
     Args:
         path: Directory of an index, in one store or in shards.
@@ -43,6 +44,8 @@ def reshard(path: str | Path, shards: int, *, progress: StageProgress | None = N
     """
     old = open_store(path)
     if isinstance(old, ShardedStore):
+        with old.update():  # it takes over the terms of an interrupted change
+            pass
         index, _ = open_parts(old)
         if not all(
             one_codec(index_of_rows(part)) for part in index_parts(index).values()
@@ -53,13 +56,15 @@ def reshard(path: str | Path, shards: int, *, progress: StageProgress | None = N
     state = 0
     for store in (old, *old.parts):
         state = zlib.crc32((store.path / MANIFEST).read_bytes(), state)
-    with ShardedStore.build(path, shards=shards, key={"reshard": state}, overwrite=True) as new:
+    key = {"reshard": state, "shards": shards}
+    with ShardedStore.build(path, shards=shards, key=key, overwrite=True) as new:
         if old.refresh():
             raise StorageError(f"resharding {path}: it was changed meanwhile; run it again")
         index, documents = open_parts(old)
         rows = np.flatnonzero(documents._live())
         with new.update():
-            new.meta.update({"model": old.meta["model"], "documents": len(rows)})
+            dropped = old.meta.get("dropped", 0) + len(documents) - len(rows)
+            new.meta.update({"model": old.meta["model"], "documents": len(rows), "dropped": dropped})
             Vocabulary(new).copy(old)
         # copy the rows of each shard
         owners = np.concatenate(
@@ -126,6 +131,7 @@ def _fill(
     with part.update():
         part.meta["model"] = index.store.meta["model"]
         Vocabulary(part).copy(index.store)
+        begin_as(part, index.store)
         for name, head in index_parts(target).items():
             take_codec(index_of_rows(heads[name]), index_of_rows(head))
     # copy chunks; an index without rows still has a kind and dimensions
@@ -149,8 +155,8 @@ def _fill(
                 progress("copying", len(own[chosen]), total)
     # the weights of BM25 stay as they were
     with part.update():
-        if "bm25" in about:
-            part.meta["index"]["bm25"]["shared"] = about["bm25"]["mean"]
+        if (mean := about.get("bm25", {}).get("mean")) is not None:
+            part.meta["index"]["bm25"]["shared"] = mean
     for head in map(index_of_rows, index_parts(target).values()):
         finish_part(head, Work(many_wait([head]), list=True), progress)
     Documents(part).finish()

@@ -16,7 +16,7 @@ from irkit.index.facets import Counts
 from irkit.index.index_base import live_rows, row_list
 from irkit.index.state import snapshot
 from irkit.shards.placement import SEQUENCE, check_count, global_rows, placement, row_count, shard_of
-from irkit.shards.sharded_store import ShardedStore
+from irkit.shards.sharded_store import ShardedStore, other_documents
 
 
 class ShardedDocuments(Documents):
@@ -46,7 +46,11 @@ class ShardedDocuments(Documents):
         return max(announced, row_count(self.store))
 
     def add(self, documents: Iterable[Document]) -> range:
-        """Add documents, all at once, each to its shard; see `Documents.add`."""
+        """Add documents, all at once, each to its shard; see `Documents.add`.
+
+        Raises:
+            OtherDocumentsError: A killed build, which this call would resume, was one of other documents.
+        """
         items = list(documents)
         with self.store.update():
             start, ids = len(self), [item.id for item in items]
@@ -162,14 +166,18 @@ class ShardedDocuments(Documents):
         stored = np.zeros(len(items), np.bool_)
         for number, part in enumerate(self.parts):
             before = self.store.ahead(part.store)
-            positions = np.flatnonzero(owners == number) if before else np.empty(0, np.int64)
-            if before is None or not len(positions):
+            if before is None:
                 continue
+            positions = np.flatnonzero(owners == number)
             rows = part.find([items[position].id for position in positions.tolist()])
             new = rows >= before[0]
             known = part.fetch(rows[new])
             for position, document in zip(positions[new].tolist(), known, strict=True):
                 stored[position] = document == as_stored(items[position])
+            if self.store.building:  # a resumed build has the same documents in the same places
+                places = global_rows(part.store)[before[0] :] - len(self)
+                if not np.array_equal(places[places < len(items)], positions[stored[positions]]):
+                    raise other_documents(self.store.path)
         return stored
 
     def _removed_before(self, part: Documents, names: list[str]) -> Array:

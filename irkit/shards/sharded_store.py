@@ -36,7 +36,19 @@ VOCABULARY = "vocabulary.txt"
 BUILT = "built"
 """Key of a shard that a process of its own builds: documents of the whole index that were divided so far."""
 MOST_SHARDS = 1000
-_TRIES, _PAUSE = 50, 0.002  # while another process commits shard by shard
+_TRIES, _PAUSE = 50, 0.002  # without news of a process that commits shard by shard
+
+
+class OtherDocumentsError(BadValueError):
+    """A build that was killed was one of other documents."""
+
+
+def other_documents(path: Path) -> OtherDocumentsError:
+    """Return the error for a directory in which a build of other documents was begun."""
+    return OtherDocumentsError(
+        f"building {path}: a build of other documents was begun there; to discard it, ask to overwrite, with "
+        "documents that can be read again"
+    )
 
 
 class ShardedStore(Store):
@@ -106,6 +118,7 @@ class ShardedStore(Store):
             _check_part(self, part, [number, len(names)])
             parts.append(part)
         self.parts = parts
+        self._wait_for_writer()
         self._look()
 
     # ---- one state of all stores ----
@@ -129,45 +142,66 @@ class ShardedStore(Store):
             with super().update():
                 yield self
             return
-        with super().update():
-            self._adopt()
-            with contextlib.ExitStack() as stack:
-                for part in self.parts:
-                    stack.enter_context(part.update())
-                before = [[part.rows("hashes.bin"), part.rows(removal_list(part))] for part in self.parts]
-                adopted = self.state.serialise()
-                yield self
-                # Shards commit at the end of this block, before the whole could undo the change.
-                stores: list[Store] = [self, *self.parts]
-                if any(store._own.failed for store in stores):
-                    raise StorageError(f"index {self.path}: a step of this update failed; {UNCHANGED}")
-                changed = [self.state.serialise() != adopted]
-                changed += [part.state.serialise() != part.state.saved for part in self.parts]
-                if any(changed):
-                    self.meta["changes"] = number = self.last_change() + 1
-                    for part, counts, is_changed in zip(self.parts, before, changed[1:], strict=True):
-                        if is_changed:
-                            part.meta.update({"change": number, "before": counts})
+        number = 0
+        try:
+            with super().update():
+                self._adopt()
+                number = self.last_change() + 1
+                with contextlib.ExitStack() as stack:
+                    for part in self.parts:
+                        stack.enter_context(part.update())
+                    before = [[part.rows("hashes.bin"), part.rows(removal_list(part))] for part in self.parts]
+                    adopted = self.state.serialise()
+                    yield self
+                    # Shards commit at the end of this block, before the whole could undo the change.
+                    stores: list[Store] = [self, *self.parts]
+                    if any(store._own.failed for store in stores):
+                        raise StorageError(f"index {self.path}: a step of this update failed; {UNCHANGED}")
+                    changed = [self.state.serialise() != adopted]
+                    changed += [part.state.serialise() != part.state.saved for part in self.parts]
+                    if any(changed):
+                        self.meta["changes"] = number
+                        for part, counts, is_changed in zip(self.parts, before, changed[1:], strict=True):
+                            if is_changed:
+                                part.meta.update({"change": number, "before": counts})
+        except BaseException as error:
+            if not number or all(part.meta.get("change") != number for part in self.parts):
+                raise
+            # the change is interrupted: some shards have stored their part of it
+            self._look()
+            if not isinstance(error, StorageError):
+                raise
+            reason = str(error).removesuffix(f"; {UNCHANGED}")
+            raise StorageError(f"{reason}; some documents are changed, so repeat the change") from error
         self._look()
 
     def refresh(self) -> bool:
         """Move to the newest committed state of every shard; return whether there was a newer one."""
         if self.updating:
             return False
+        newer = self._refresh_all()
+        if newer:
+            self._wait_for_writer()
+            self._look()
+        return newer
+
+    def _refresh_all(self) -> bool:
         names = self.committed.meta.get("shards")
         newer = super().refresh()
         if self.committed.meta.get("shards") != names:
             raise StorageError(f"index {self.path}: it was replaced by one of other shards; load it again")
-        for attempt in range(_TRIES):
-            newer = sum(part.refresh() for part in self.parts) > 0 or newer
-            if not newer or not any(part.meta.get("change", 0) > self._changes() for part in self.parts):
-                break
-            if attempt:
-                time.sleep(_PAUSE)
-            newer = super().refresh() or newer
-        if newer:
-            self._look()
-        return newer
+        # after the whole, because its change is complete when it is committed
+        return sum(part.refresh() for part in self.parts) > 0 or newer
+
+    def _wait_for_writer(self) -> None:
+        """Wait while another process commits shard by shard; a writer of which nothing comes was killed."""
+        idle = 0
+        while idle < _TRIES and any(map(self._is_ahead, self.parts)):
+            time.sleep(_PAUSE)
+            idle = 0 if self._refresh_all() else idle + 1
+
+    def _is_ahead(self, part: Store) -> bool:
+        return bool(part.meta.get("change", 0) > self._changes())
 
     def refresh_parts(self) -> None:
         """Move to the newest state of every shard of a build, which other processes have changed."""
@@ -185,10 +219,18 @@ class ShardedStore(Store):
             rows = global_rows(part)
             first = int(np.searchsorted(rows, self.meta.get("documents", 0)))
             return [first, 0] if first < len(rows) else None
-        return list(part.meta["before"]) if part.meta.get("change", 0) > self._changes() else None
+        return list(part.meta["before"]) if self._is_ahead(part) else None
 
     def publish(self) -> None:
-        """Finish a build, see `Store.publish`."""
+        """Finish a build, see `Store.publish`.
+
+        Raises:
+            OtherDocumentsError: A shard has documents beyond the last one, from an earlier build that was
+                killed.
+        """
+        for part in self.parts:
+            if (global_rows(part)[-1:] >= self.meta.get("documents", 0)).any():
+                raise other_documents(self.path)
         super().publish()
         self._look()
 
