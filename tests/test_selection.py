@@ -306,6 +306,13 @@ def test_hybrid_chooses_of_the_fused_ranking(notes: Retriever, tmp_path: Path, m
         assert hybrid.search("common", 1, fields=[])[0].id == first.id
 
 
+def test_groups_of_a_hybrid_in_which_only_an_index_without_weight_finds_something(tmp_path: Path) -> None:
+    texts = {f"d{n}": {"text": "common", "source": n % 3} for n in range(120)}
+    silent = Retriever.build("bm25", {name: {"text": "other"} for name in texts}, tmp_path / "silent")
+    common = Retriever.build("bm25", texts, tmp_path / "common")
+    assert Hybrid([silent, common], weights=[1, 0], depth=5).search("common", 3, group_by="source") == []
+
+
 def test_a_key_may_begin_as_an_operator_does(tmp_path: Path) -> None:
     texts = {f"d{n}": {"text": "word " * (9 - n)} | ({"$type": "x"} if n > 6 else {}) for n in range(9)}
     retriever = Retriever.build("bm25", texts, tmp_path / "index")

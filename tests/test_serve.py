@@ -230,6 +230,9 @@ def test_client_takes_one_query_that_is_no_text(served: Any) -> None:
                 client.search(wrong)
         with pytest.raises(BadTypeError, match="got 5, expected a query or several"):
             client.search(5)
+        for wrong in ({"lang": {"de", "en"}}, {1: 2000}):
+            with pytest.raises(BadValueError, match="filter"):
+                client.search("x", filter=wrong)  # type: ignore[arg-type]
         with pytest.raises(BadValueError, match="not JSON serializable; expected what JSON can say"):
             client.add([{"_id": "1", "text": "x", "day": datetime.date(2020, 1, 1)}])
         run = Run.from_dict({"q": {"d1": 1.0}})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -161,3 +162,24 @@ def test_a_deployment_of_ray_serve_answers_as_one_index(
     finally:
         serve.shutdown()
         ray.shutdown()
+
+
+def test_shards_are_compacted(
+    served: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.copytree(served.root / "words", tmp_path / "words")
+    reshard(tmp_path / "words", 3)
+    catalogue = Catalogue(ServeConfig(paths=(str(tmp_path / "words"),), keys=read_keys(served.root / "keys")))
+    index, path = catalogue.indexes["words"], DOCUMENTS.format("words")
+    soon = {"compact_rows": 50, "compact_removed": 3}
+    monkeypatch.setattr(index, "limits", index.limits.model_copy(update=soon))
+    new = [{"id": f"gone{number}", "text": "zebra"} for number in range(20)]
+    with TestClient(create_app(catalogue)) as client:
+        assert client.post(path, json={"documents": new}, headers=KEY).status_code == 201
+        ids = {"ids": [item["id"] for item in new]}
+        assert client.request("DELETE", path, json=ids, headers=KEY).status_code == 200
+        end = time.monotonic() + 30
+        while index.is_compacting or len(index.retriever().index) != 12:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+    assert "no compaction" not in caplog.text

@@ -17,7 +17,7 @@ from irkit.client.transport import Transport
 from irkit.data import JSON, Document, DocumentsLike, QueriesLike, Query, parse_documents, parse_queries
 from irkit.errors import BadKeyError, BadTypeError, BadValueError
 from irkit.evaluation.run import Run
-from irkit.index.filters import as_json
+from irkit.index.filters import as_json, parse_filter
 from irkit.retrieval.explanation import Explanation, Match
 from irkit.retrieval.fusing import Fuse
 from irkit.retrieval.reranking import parse_id_lists
@@ -347,7 +347,10 @@ def _plain(value: Any) -> Any:
 def _plain_filter(filter: Filter | None) -> Any:
     if filter is None:
         return None
-    return json.loads(as_json(filter)) if isinstance(filter, Mapping) else list(filter)
+    if not isinstance(filter, Mapping):
+        return list(filter)
+    parse_filter(filter)  # refuses what is no filter before it is sent
+    return json.loads(as_json(filter))
 
 
 def _explanation(answer: Mapping[str, Any]) -> Explanation:

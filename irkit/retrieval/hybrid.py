@@ -169,7 +169,7 @@ class Hybrid(Searcher):
                 ids, scores = fused.columns(query.id)
                 positions = selection.choose(scores, ids, groups)
                 ended = depth == most or all(len(run.columns(query.id)[0]) < depth for run in runs)
-                ended = ended or groups is None or bool(scores[-1] < selection.threshold)
+                ended = ended or groups is None or not len(scores) or bool(scores[-1] < selection.threshold)
                 if len(positions) < selection.stop and not ended:
                     few.append(query)
                     continue

@@ -227,7 +227,7 @@ class ServedIndex:
         finally:
             self._tidying = None
 
-    def _compact(self, retriever: Retriever) -> None:
+    def _compact(self, _: Retriever) -> None:
         is_large = self._is_large()
 
         def go_on(*progress: Any) -> None:
@@ -235,7 +235,7 @@ class ServedIndex:
                 raise Problem(503, "it is given up for now, because a change waits or the server ends")
 
         rewrite(self.path, progress=go_on)
-        retriever.refresh()
+        self.retriever()
         gc.collect()  # old states refer to themselves, and keep files in memory that are removed
 
     def _change(self, key: Hashable, functions: list[Callable[[Retriever], Any]]) -> list[Any]:
