@@ -3,7 +3,7 @@
 Every engine is a process with one thread to search, so that engines which need another Python or other
 libraries take turns with ours: the others wait while one works. Times are those of its processor. Builds
 have two threads. Peers are found in the folder that ``IRKIT_PEERS`` names, which is on their path; in its
-folder ``work`` their indexes are kept, with what the build took, and not built again.
+folder ``work`` their indexes are kept, with what the build took, and not built again with the same options.
 """
 
 from __future__ import annotations
@@ -203,10 +203,10 @@ def _take_turns(
 
 def _build(contender: Contender, source: Path, target: Path) -> Row:
     """Build an index, and return its measurements, or the reason why there are none."""
-    note = target.with_name(f"{target.name}.json")
+    note, options = target.with_name(f"{target.name}.json"), json.dumps(contender.options)
     if contender.peer and note.exists():
         kept: Row = json.loads(note.read_text())
-        if "provenance" in kept:
+        if kept.get("options") == options and "provenance" in kept:
             return kept
     missing = contender.missing()
     if missing:
@@ -221,7 +221,7 @@ def _build(contender: Contender, source: Path, target: Path) -> Row:
     else:
         built = json.loads(result.stdout.splitlines()[-1])
     if contender.peer:
-        note.write_text(json.dumps(built | {"provenance": provenance()}))
+        note.write_text(json.dumps(built | {"options": options, "provenance": provenance()}))
     return built
 
 

@@ -441,11 +441,15 @@ def test_a_kept_index_of_a_peer_keeps_its_origin(tmp_path: Path, monkeypatch: py
     lexical(*made_up_texts(200, 12), 500).write(tmp_path / "vectors")
     peer = contest.Contender("benchmarks.sparse_engines", "numpy", {}, peer="json")
     rows = []
-    for commit in ("one", "two"):
+    for commit in ("one", "two", "three"):
         monkeypatch.setattr(contest, "provenance", lambda commit=commit: {"commit": commit})
+        if commit == "three":  # it was built with other options
+            kept = json.loads((tmp_path / "index.json").read_text())
+            (tmp_path / "index.json").write_text(json.dumps(kept | {"options": '{"m": 16}'}))
         built = contest._build(peer, tmp_path / "vectors", tmp_path / "index")
         rows.append(contest.build_row("made up", "numpy", built, "document", 200))
     assert rows[1] == rows[0] | {"provenance": {"commit": "one"}}
+    assert "provenance" not in rows[2]  # it was built anew
 
 
 def test_what_is_wanted_of_training() -> None:

@@ -28,13 +28,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from irkit_kernels._machine_code import cache_folder
+
 from irkit.errors import CorruptError, StorageError, reraise_as
 from irkit.index.array_files import DATA_FILE, SHARD
 from irkit.index.directory import COPY, MANIFEST, RECIPE, lock_index
 from irkit.index.limits import current_limits
 from irkit.index.store import Store
 from irkit.utils.atomic import explained, make_folder
-from irkit.utils.cache import cache_folder
 from irkit.utils.uris import open_store_of, open_uri
 
 MARKER = "irkit.uploaded.json"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from irkit_kernels._machine_code import cache_folder
 
 from irkit.utils.atomic import explained, scratch, sync_name, sync_tree
 
@@ -27,15 +28,10 @@ def file_key(path: str) -> tuple[Any, ...]:
     return str(Path(path).resolve()), state.st_size, state.st_mtime_ns
 
 
-def cache_folder() -> Path:
-    """Return the folder that the environment variable ``IRKIT_CACHE`` names; default: ``~/.cache/irkit``."""
-    return Path(os.environ.get("IRKIT_CACHE") or Path.home() / ".cache" / "irkit")
-
-
 def cached(key: object, build: Callable[[Path], None]) -> Path:
     """Return the folder that ``build`` filled for ``key``, now or earlier.
 
-    The folder is in `cache_folder`, which may be deleted when nothing runs. If several processes build the
+    The folder is in irkit's cache, which may be deleted when nothing runs. If several processes build the
     same folder, the first one counts.
 
     Args:

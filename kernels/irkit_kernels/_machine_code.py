@@ -1,8 +1,8 @@
 """Keep the machine code of kernels on disk, so that a process need not compile what another one has compiled.
 
 A file holds the code of one module and its digest. Its name is a hash of all that determines the code: the
-IR, the CPU with its features, and LLVM. The files are in the folder ``code`` of irkit's cache, which is
-``~/.cache/irkit`` or the folder that the environment variable ``IRKIT_CACHE`` names. They may be deleted.
+IR, the CPU with its features, and LLVM. The files are in the folder ``code`` of irkit's cache, see
+`cache_folder`. They may be deleted.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-__all__ = ["keep_code"]
+__all__ = ["cache_folder", "keep_code"]
 
 _DIGEST = 32  # bytes
 
@@ -30,14 +30,15 @@ def keep_code(engine: Any, key: tuple[Any, ...]) -> None:
         key: Everything that determines the code; its ``repr`` counts.
     """
     try:
-        file = _folder() / hashlib.blake2b(repr(key).encode(), digest_size=16).hexdigest()
+        file = cache_folder() / "code" / hashlib.blake2b(repr(key).encode(), digest_size=16).hexdigest()
     except RuntimeError:  # this user has no home
         return
     engine.set_object_cache(lambda module, code: _write(file, code), lambda module: _read(file))
 
 
-def _folder() -> Path:
-    return Path(os.environ.get("IRKIT_CACHE") or Path.home() / ".cache" / "irkit") / "code"
+def cache_folder() -> Path:
+    """Return the folder that the environment variable ``IRKIT_CACHE`` names; default: ``~/.cache/irkit``."""
+    return Path(os.environ.get("IRKIT_CACHE") or Path.home() / ".cache" / "irkit")
 
 
 def _read(file: Path) -> bytes | None:
