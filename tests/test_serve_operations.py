@@ -6,6 +6,8 @@ import http.client
 import json
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +20,7 @@ from serving import KEY, ask, process
 
 from irkit import Model
 from irkit.retrieval.retriever import Retriever
+from irkit.serve.meters import PROCESSES, exposition
 
 SEARCH = "/indexes/words/search"
 
@@ -174,6 +177,15 @@ def test_an_index_whose_model_directory_became_a_link_is_served(
 
 
 @pytest.mark.slow
+def test_gauges_of_a_killed_worker_are_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = subprocess.Popen([sys.executable, "-c", ""])
+    worker.wait()
+    (tmp_path / f"gauge_livesum_{worker.pid}.db").touch()
+    monkeypatch.setenv(PROCESSES, str(tmp_path))
+    exposition()
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_sighup_reloads_under_load(tmp_path: Path, workers: str) -> None:
     Retriever.build("bm25", {"first": "text"}, tmp_path / "words").close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
@@ -13,7 +14,7 @@ from prometheus_client import (
     Histogram,
     generate_latest,
 )
-from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
 PROCESSES = "PROMETHEUS_MULTIPROC_DIR"
 """Environment variable with the folder in which several processes count together."""
@@ -45,7 +46,19 @@ RUNNING = Gauge("irkit_running_requests", "Requests being answered", multiproces
 def exposition() -> tuple[bytes, str]:
     """Return all metrics as text of Prometheus, and its content type."""
     registry = REGISTRY
-    if os.environ.get(PROCESSES):
+    if folder := os.environ.get(PROCESSES):
+        for file in Path(folder).glob("gauge_live*_*.db"):
+            pid = int(file.stem.rpartition("_")[2])
+            if not _is_alive(pid):  # it was killed, and what it counted as running is not
+                mark_process_dead(pid)  # type: ignore[no-untyped-call]
         registry = CollectorRegistry()
         MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
     return generate_latest(registry), CONTENT_TYPE_LATEST
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
