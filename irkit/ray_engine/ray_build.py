@@ -38,7 +38,8 @@ from irkit.retrieval.retriever import Retriever
 from irkit.retrieval.windows import batch_documents, text_spans
 from irkit.shards import ShardedIndex, ShardedStore
 from irkit.shards.placement import global_rows, shard_of
-from irkit.shards.sharded_store import VOCABULARY, note_rows
+from irkit.shards.sharded_index import note_rows
+from irkit.shards.sharded_store import VOCABULARY
 from irkit.utils.uris import is_uri
 
 _WAITING = 8  # unsent portions per shard before the sender waits

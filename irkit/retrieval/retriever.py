@@ -33,9 +33,8 @@ class Retriever:
     """Documents in an index on disk, searched with the model that encoded them.
 
     A retriever shows one committed state of the index, even while another process writes; `refresh` moves to
-    the newest state. A change is stored completely or, after any error, not at all; in shards that holds for
-    each document. Any number of threads may search one object while another thread changes or refreshes it:
-    every call sees one committed state.
+    the newest state. A change, in shards that of each document, is stored completely or, after any error, not
+    at all. Any number of threads may search while another one changes or refreshes: a call sees one state.
 
     Attributes:
         store: The files.

@@ -25,6 +25,7 @@ from irkit.index import bm25_index as bm25
 from irkit.index.array_files import Array, corrupt
 from irkit.index.index_base import as_rows, check_k, row_list
 from irkit.index.layout import element_positions
+from irkit.index.part_store import index_records
 from irkit.index.state import snapshot
 from irkit.index.topk import TopK
 from irkit.index.windowed import index_of_rows
@@ -349,3 +350,18 @@ def search_part(part: Index, queries: Representation, allowed: Array | None, k: 
     """Return the best rows of a shard, among which are the best ones by global row of equal scores."""
     queries = _widened(queries, part)
     return ordered_hits(part.store, len(part), k, lambda width: part.search(queries, width, allowed))
+
+
+def note_rows(store: Store, rows: int) -> None:
+    """Write what the indexes of all shards have in common into the manifest of the whole, inside ``update``.
+
+    Args:
+        store: The whole, or the `PartStore` of a representation in it.
+        rows: Number of global rows.
+    """
+    for name, about in index_records(store).items():
+        parts = [index_records(part)[name] for part in store.parts]
+        about["dim"] = max(part["dim"] for part in parts)
+        about["representation"], about["rows"] = parts[0]["representation"], rows
+        if any("negative" in part for part in parts):
+            about["negative"] = any(part.get("negative") for part in parts)

@@ -360,21 +360,6 @@ def open_store(path: str | Path, *, verify: bool | None = None) -> Store:
     raise AssertionError("unreachable")
 
 
-def note_rows(store: Store, rows: int) -> None:
-    """Write what the indexes of all shards have in common into the manifest of the whole, inside ``update``.
-
-    Args:
-        store: The whole, or the `PartStore` of a representation in it.
-        rows: Number of global rows.
-    """
-    for name, about in index_records(store).items():
-        parts = [index_records(part)[name] for part in store.parts]
-        about["dim"] = max(part["dim"] for part in parts)
-        about["representation"], about["rows"] = parts[0]["representation"], rows
-        if any("negative" in part for part in parts):
-            about["negative"] = any(part.get("negative") for part in parts)
-
-
 def _check_counts(path: Path, meta: dict[str, Any], keys: tuple[str, ...]) -> None:
     before = meta.get("before", [0, 0])
     counts = [meta.get(key, 0) for key in keys] + (before if isinstance(before, list) else [before])

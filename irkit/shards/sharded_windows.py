@@ -16,8 +16,7 @@ from irkit.index.state import snapshot
 from irkit.index.windowed import window_counts
 from irkit.shards.placement import placement
 from irkit.shards.sharded_documents import ShardedDocuments
-from irkit.shards.sharded_index import ShardedIndex, add_rows, new_routes, shard_facts
-from irkit.shards.sharded_store import note_rows
+from irkit.shards.sharded_index import ShardedIndex, add_rows, new_routes, note_rows, shard_facts
 
 
 class ShardedWindows(WindowedIndex):
