@@ -69,5 +69,6 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/%.stamp: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[$*]"
+	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e ".[$*]"
+	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true  # by all cores; some packages have files for other Pythons
 	touch $@

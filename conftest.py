@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import zlib
+from collections import Counter
 from collections.abc import Generator
 from typing import Any
 
@@ -37,8 +39,16 @@ def pytest_unconfigure() -> None:
     gc.unfreeze()
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests marked ``gpu`` where there is no CUDA device."""
+    """Make two thirds of the variants of ``sampled`` tests slow; skip ``gpu`` tests without a CUDA device."""
+    count = Counter[str]()
+    for item in items:
+        if item.get_closest_marker("sampled"):
+            name = item.nodeid.partition("[")[0]
+            count[name] += 1
+            if (count[name] + zlib.crc32(name.encode())) % 3:  # the thirds of two tests differ
+                item.add_marker(pytest.mark.slow)
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:
         return

@@ -348,7 +348,7 @@ class BruteForce:
         ]
 
 
-@pytest.mark.parametrize("wrong", [0, 1])
+@pytest.mark.parametrize("wrong", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_indexes_are_timed_beside_their_peers_if_they_are_right(
     wrong: int, monkeypatch: pytest.MonkeyPatch, small_limits: Callable[..., None]
 ) -> None:

@@ -198,6 +198,7 @@ def test_speeds_are_those_of_the_shortest_passages(tmp_path: Path) -> None:
     assert (speed("gte", path), speed("t5", path)) == ("int8 5.0", "not measured")
 
 
+@pytest.mark.slow
 def test_the_page_has_the_table_that_the_encoders_give() -> None:
     pytest.importorskip("onnxruntime")
     pattern = re.escape(BEGIN) + r"\n\n(.*?)\n\n" + re.escape(END)

@@ -115,6 +115,7 @@ MERGED = "a: &a {x: 1}\n" + "".join(
 )
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -67,6 +67,7 @@ def counts(record: Any, encoder: Encoder, backend: str, train: bool, partly: boo
     return len(record.waits), len(record.pageable)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("partly", [False, True])
 @pytest.mark.parametrize("train", [False, True])
 @pytest.mark.parametrize("backend", ["eager", "sdpa", "flash"])
@@ -82,6 +83,7 @@ def test_the_encoder_waits_for_nothing(
     assert record_dispatch.operations.count("_flash_attention_backward") == flashed * train
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("backend", ["sdpa", "flash"])
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_no_layer_of_a_family_waits(model_type: str, backend: str, record_dispatch: Any) -> None:
@@ -123,6 +125,7 @@ def test_kernels_give_the_hidden_states_of_the_cpu(model_type: str, record_dispa
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("location", ["pre", "intra", "post"])
 @pytest.mark.parametrize("backend", ["eager", "sdpa", "flash"])
 def test_layers_that_pool_wait_for_nothing(location: str, backend: str, record_dispatch: Any) -> None:
@@ -274,6 +277,7 @@ def pooled(rows: Ragged, device: Any, *arguments: Any) -> tuple[Ragged, torch.Te
     return found.with_values(found.values.detach()).to("cpu"), gradient.cpu()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("factor", "protected", "doubled"),  # each pair of two of them
     [(f, p, (i + j) % 2) for i, f in enumerate([1, 1.5, 2, 3, 20]) for j, p in enumerate([0, 1, 4])],

@@ -52,6 +52,7 @@ def found(kind: str, path: Path, folder: Path) -> Any:
     return hits, again, scores
 
 
+@pytest.mark.sampled
 @pytest.mark.filterwarnings("ignore:.*taking the mean of its tokens:UserWarning")
 @pytest.mark.parametrize("kind", KINDS)
 def test_search_does_not_depend_on_the_default_device(

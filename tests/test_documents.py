@@ -194,6 +194,7 @@ YEARS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("where", "rows"),
     [

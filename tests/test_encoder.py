@@ -155,6 +155,7 @@ def gradients_of(model: torch.nn.Module, folder: Path) -> dict[str, torch.Tensor
     return {name: tensor for name, tensor in tensors.items() if not name.startswith("pooler.")}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_outputs_and_every_gradient_equal_transformers(name: str, attention: str, tmp_path: Path) -> None:
@@ -181,6 +182,7 @@ def test_outputs_and_every_gradient_equal_transformers(name: str, attention: str
         assert (gradients[key] - gradient).abs().max() <= 1e-5 * scale, key
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_tokens_that_are_not_attended_to(name: str, attention: str, tmp_path: Path) -> None:
@@ -258,6 +260,7 @@ def test_long_rows_equal_transformers(name: str, lengths: list[int], tmp_path: P
             assert (got[key] - wanted[key]).abs().max() <= max(1e-5 * largest, 1.5 * theirs_off), key
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", FAMILIES)
 def test_precisions(name: str, tmp_path: Path) -> None:
     """bfloat16 and int8 keep the mean vector of a row."""
@@ -371,6 +374,7 @@ def random_encoder(name: str) -> Encoder:
         return Encoder.from_pretrained(folder)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", [*FAMILIES, *OWN])
 @settings(deadline=None, max_examples=4)
 @given(lengths=st.lists(st.integers(0, 60), min_size=2, max_size=6), seed=st.integers(0, 9))

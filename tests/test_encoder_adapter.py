@@ -134,6 +134,7 @@ def difference(ours: TransformersEncoder, theirs: Any, lengths: list[int], seed:
     return max(float((got - hidden).abs().max()) for got, hidden in pairs) / scale
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", CASES)
 @settings(deadline=None, max_examples=2)
 @given(lengths=st.lists(st.integers(1, 100), min_size=1, max_size=4), seed=st.integers(0, 9))

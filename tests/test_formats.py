@@ -57,6 +57,7 @@ POOLED = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", POOLED)
 def test_every_pooling_both_ways(both_ways, peer, tiny_bert, tmp_path, name):
     modules = peer.sentence_transformer.modules

@@ -65,6 +65,7 @@ SIDES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", SIDES)
 def test_lengths_and_expansions_both_ways(both_ways, peer, tiny_bert, tmp_path, name):
     torch.manual_seed(1)
@@ -196,6 +197,7 @@ PYLATE: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", PYLATE)
 def test_pylate_directories(peer, tiny_bert, tmp_path, name):
     folder = pylate(tiny_bert, tmp_path / "pylate", **PYLATE[name])

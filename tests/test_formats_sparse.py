@@ -131,6 +131,7 @@ def agree(model: Model, other: Any) -> None:
         assert (ours.to_dense() - wanted).abs().max() <= 1e-5 * max(1.0, float(wanted.max()))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_both_ways(
     name: str, masked_lm: Callable[[str], Path], both_ways: Callable[..., Any], peer: Any, tmp_path: Path
@@ -148,6 +149,7 @@ def test_every_family_both_ways(
     assert again.vocabulary[-3:] == ["[101]", "[102]", "[103]"]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", FAMILIES)
 def test_special_tokens_of_a_new_model_have_no_weights_in_the_peer_either(
     name: str, masked_lm: Callable[[str], Path], peer: Any, tmp_path: Path

@@ -134,6 +134,7 @@ def of_two(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     return folder, [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("kind", "losses"), CASES)
 def test_two_processes_have_the_gradients_of_one(of_two: Any, kind: str, losses: str) -> None:
     folder, found = of_two

@@ -280,10 +280,12 @@ def check_hits(hits: Any, truth: np.ndarray, keep: np.ndarray, k: int, atol: flo
         assert (np.lexsort((row, -scores[:count])) == np.arange(count)).all()
 
 
+@pytest.mark.sampled
 def test_search_follows_the_definition(backend: Backend) -> None:
     check_contract(backend)
 
 
+@pytest.mark.sampled
 def test_scores_of_real_numbers(backend: Backend) -> None:
     rng = np.random.default_rng(0)
     data, queries = reals(backend, 200, rng), reals(backend, 5, rng)
@@ -308,6 +310,7 @@ def clustered(data: Representation, rng: np.random.Generator) -> Representation:
     return Dense(values) if isinstance(data, Dense) else MultiVector(data.tokens.with_values(values))
 
 
+@pytest.mark.sampled
 def test_finds_most_of_the_best(backend: Backend) -> None:
     rng = np.random.default_rng(1)
     data = reals(backend, 500, rng)
@@ -322,6 +325,7 @@ def test_finds_most_of_the_best(backend: Backend) -> None:
         assert recall >= (1 if backend.exact else 0.9)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("seed", [4, pytest.param(6, marks=pytest.mark.slow)])
 def test_finds_the_best_of_what_a_filter_allows(backend: Backend, seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -342,6 +346,7 @@ def test_finds_the_best_of_what_a_filter_allows(backend: Backend, seed: int) -> 
         assert recall >= (1 if backend.exact else 0.95), share
 
 
+@pytest.mark.sampled
 def test_queries_and_filters_in_any_layout(backend: Backend) -> None:
     rng = np.random.default_rng(6)
     data = reals(backend, 300, rng)
@@ -359,6 +364,7 @@ def test_queries_and_filters_in_any_layout(backend: Backend) -> None:
     np.testing.assert_array_equal(everything.rows, index.search(queries, 10, np.ones(300, bool)).rows)
 
 
+@pytest.mark.sampled
 def test_one_build_equals_another(backend: Backend) -> None:
     rng = np.random.default_rng(2)
     data, queries = reals(backend, 100, rng), reals(backend, 5, rng)
@@ -372,6 +378,7 @@ def test_one_build_equals_another(backend: Backend) -> None:
     np.testing.assert_array_equal(hits.rows, again.rows)
 
 
+@pytest.mark.sampled
 def test_a_reader_sees_the_old_index_until_it_refreshes(backend: Backend) -> None:
     rng = np.random.default_rng(3)
     data, queries = whole_numbers(backend, 60, rng), whole_numbers(backend, 4, rng)
@@ -405,6 +412,7 @@ def test_nothing_in_it(backend: Backend) -> None:
     assert (len(index), index.dim, index.search(queries, 1).rows.tolist()) == (0, DIM, [[-1], [-1]])
 
 
+@pytest.mark.sampled
 def test_an_index_compacted_to_nothing_is_as_it_was_begun(backend: Backend) -> None:
     data = whole_numbers(backend, 20, np.random.default_rng(5))
     path = build(backend, [data])
@@ -447,6 +455,7 @@ def wider(kind: str) -> Representation:
     return made[kind](ones)
 
 
+@pytest.mark.sampled
 def test_bad_representations_change_nothing(backend: Backend) -> None:
     rng = np.random.default_rng(5)
     data = reals(backend, 40, rng)
@@ -472,6 +481,7 @@ def test_bad_representations_change_nothing(backend: Backend) -> None:
     np.testing.assert_array_equal(open_index(Store.open(index.store.path)).search(data, 5).rows, hits.rows)
 
 
+@pytest.mark.sampled
 def test_bad_arguments_are_refused(backend: Backend) -> None:
     data = reals(backend, 40, np.random.default_rng(5))
     index = open_index(Store.open(build(backend, [data])))
@@ -512,6 +522,7 @@ BAD_ROWS: list[tuple[Any, type[Exception], str]] = [
 ]
 
 
+@pytest.mark.sampled
 def test_bad_rows_are_refused_before_anything_is_read(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -524,6 +535,7 @@ def test_bad_rows_are_refused_before_anything_is_read(
             index.representations(rows)
 
 
+@pytest.mark.sampled
 def test_queries_in_other_dtypes_and_with_gradients(backend: Backend) -> None:
     rng = np.random.default_rng(6)
     data = whole_numbers(backend, 30, rng)

@@ -39,6 +39,7 @@ def build(path: Path, **options: Any) -> Index:
     return index
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("metric", "numbers"),
     [("inner_product", 1), ("cosine", 10**6), ("euclidean", 1), ("euclidean", 10**6)],  # 1 is a query a block

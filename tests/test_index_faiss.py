@@ -96,6 +96,7 @@ FACTORIES = [
 ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("factory", FACTORIES)
 def test_structure_tail_filters_and_removal(tmp_path: Path, data: Dense, factory: str) -> None:
     queries = data[::100]
@@ -116,6 +117,7 @@ def test_structure_tail_filters_and_removal(tmp_path: Path, data: Dense, factory
     assert recall(index, queries, data) >= floor
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("factory", FACTORIES)
 def test_every_search_is_answered_in_full(tmp_path: Path, data: Dense, factory: str) -> None:
     """Where the structure finds too little, the rest is found by scanning."""

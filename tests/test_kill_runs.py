@@ -172,6 +172,7 @@ def check_transfer(source: Path, place: Path, wanted: int) -> int:
     return len(chosen)
 
 
+@pytest.mark.slow
 def test_a_transfer_killed_at_some_moments(tiny_bert: Path, tmp_path: Path) -> None:
     assert check_transfer(tiny_bert, tmp_path, 5) == 5
 

@@ -60,6 +60,7 @@ def build(path: Path, config: dict[str, Any], data: Representation) -> Index:
     return open_index(Store.open(path))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_query_alone_finds_what_it_finds_among_others(kind: str, tmp_path: Path) -> None:
     held, config = KINDS[kind]
@@ -80,6 +81,7 @@ def test_a_query_alone_finds_what_it_finds_among_others(kind: str, tmp_path: Pat
                         np.testing.assert_array_equal(part.scores, whole.scores[start:stop])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.startswith(("flat", "tokens", "sparse"))])
 def test_a_document_scores_in_a_part_as_in_the_whole(kind: str, tmp_path: Path) -> None:
     held, config = KINDS[kind]

@@ -247,6 +247,7 @@ def test_values_by_hand() -> None:
 # ------------------------------------------------------------------------------------------------ gradients
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", LOSSES)
 def test_gradients_are_those_of_finite_differences(name: str) -> None:
     for seed in range(3):

@@ -267,6 +267,7 @@ def test_bad_values(bm25: Retriever, tmp_path: Path) -> None:
 RECORDS = [TrainingRow(f"q{i}", "a text, ü", (f"d{i}", "d"), scores=(1.5, i / 3)) for i in range(9)]
 
 
+@pytest.mark.slow
 def test_a_killed_writer_goes_on(tmp_path: Path) -> None:
     code = f"""
 import os, signal

@@ -109,6 +109,7 @@ def variants() -> list[ProjectionConfig]:
     return found
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("config", variants(), ids=str)
 def test_gradients_of_every_variant(config: ProjectionConfig) -> None:
     layers = build(config, hidden_size=3)
@@ -268,6 +269,7 @@ def test_impossible_projections(choice: Any, message: str) -> None:
 # ---- in a model ----------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", PRESETS)
 def test_models_of_presets_are_saved_loaded_and_folded(name: str, tiny_bert: Path, tmp_path: Path) -> None:
     model = Model.multi_vector(tiny_bert, PRESETS[name].model_copy(update={"dim": 8}))

@@ -578,6 +578,7 @@ def test_progress_of_a_change_names_the_stages(
     assert told[:2] == [("encoding", 21, None), ("adding", 0, 21)]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("after", [0, 5, 16, 33, 49])
 @pytest.mark.parametrize("index", ["flat", "hnsw"])
 def test_killed_build_goes_on(

@@ -125,6 +125,7 @@ def test_a_threshold_is_the_lowest_score(case: tuple[Retriever, list[Any], bool]
         assert [pairs(hits) for hits in found] == [hits[3:] for hits in expected]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("per_group", [1, 2, 40])
 def test_groups_are_those_of_a_ranking_of_everything(
     case: tuple[Retriever, list[Any], bool], per_group: int

@@ -20,10 +20,18 @@ from irkit.shards import reshard
 DIM = 24
 SMALL = Limits(faiss_scan=30, faiss_scan_per_hit=1, faiss_points=1)
 
-QUICK = ["ivfpqfs", "SQ8"]
+QUICK = ["ivfpqfs"]
 SLOW = [
-    *("ivf", "pq", "Flat", "IVF16_HNSW8,Flat", "PQ6x4fs", "PQ3x4fs", "PQ6", "SQ4", "SQfp16", "IVF16,SQ8"),
-    *("IVF16,PQ6x4fs", "IVF16,PQ6", "OPQ6,IVF16,PQ6x4fs", "OPQ6,PQ6", "PCA8,IVF16,SQfp16", "RaBitQ"),
+    *("ivf", "pq", "Flat", "IVF16_HNSW8,Flat", "PQ6x4fs", "PQ3x4fs", "PQ6", "SQ4", "SQ8", "SQfp16"),
+    *(
+        "IVF16,SQ8",
+        "IVF16,PQ6x4fs",
+        "IVF16,PQ6",
+        "OPQ6,IVF16,PQ6x4fs",
+        "OPQ6,PQ6",
+        "PCA8,IVF16,SQfp16",
+        "RaBitQ",
+    ),
     *("IVF16,RaBitQ", "RQ3x4", "L2norm,IVF8,Flat"),
 ]
 FACTORIES = [*QUICK, *(pytest.param(factory, marks=pytest.mark.slow) for factory in SLOW)]

@@ -105,6 +105,7 @@ def made(notes: Path, tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory)
     return place
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("number", SAID, ids=lambda number: number.name)
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_ends_in_a_line(

@@ -358,6 +358,7 @@ def test_low_precision_stays_close(preset: str) -> None:
         assert torch.cosine_similarity(other, exact).min() > 0.99
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # torch hides it where it makes it
 def test_checkpointing_and_compiled_layers_change_no_gradient(tiny_bert: Path) -> None:
     class Step(ModelStep):

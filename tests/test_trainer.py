@@ -518,7 +518,7 @@ def test_the_best_model_is_found_in_a_directory_that_was_moved(
     "values",
     [
         {"bf16": True},
-        {"gradient_checkpointing": True},
+        pytest.param({"gradient_checkpointing": True}, marks=pytest.mark.slow),
         pytest.param({"torch_compile": True}, marks=pytest.mark.slow),
     ],
 )

@@ -197,6 +197,7 @@ def test_losses_for_scored_examples_pass_over_the_others(tiny_bert: Any) -> None
     assert InfoNCE(threshold=1.0, scored_only=True).scored_only
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", [1, 3, 100])
 def test_gradient_caching_changes_no_gradient(tiny_bert: Any, kind: str, size: int) -> None:
@@ -262,6 +263,7 @@ def test_gradient_caching_repeats_the_dropout_of_a_gpu(
         assert_close(found[0], found[2])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("size", [None, 3])
 @pytest.mark.parametrize("kind", ["dense", "multi_vector", "sparse"])
 def test_a_step_on_a_gpu_waits_for_nothing(

@@ -164,7 +164,7 @@ def test_tokenizers_that_mark_ends_of_words_are_refused() -> None:
     ("name", "paper", "ours", "normalized"),
     [
         pytest.param("modernbert-base", 56.4, 57.0, 63.2, marks=pytest.mark.slow),
-        ("roberta-base", 59.6, 59.7, 69.8),
+        pytest.param("roberta-base", 59.6, 59.7, 69.8, marks=pytest.mark.slow),
         ("bert-base-cased", 60.9, 60.9, 75.5),
     ],
 )

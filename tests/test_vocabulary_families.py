@@ -62,8 +62,9 @@ def make_collection(data: Path, folder: Path) -> Path:
 
 
 @pytest.mark.data
-@pytest.mark.parametrize("name", ["roberta-base", pytest.param("modernbert-base", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("target", [pytest.param("bert-base-uncased", marks=pytest.mark.slow), "of its own"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["roberta-base", "modernbert-base"])
+@pytest.mark.parametrize("target", ["bert-base-uncased", "of its own"])
 def test_a_model_goes_through_the_whole_recipe(
     name: str, target: str, data_dir: Path, tmp_path: Path, peer: Any
 ) -> None:

@@ -97,6 +97,7 @@ def check(hits: list[Any], known: dict[str, Any], k: int, recall: float = 1) -> 
         assert hit.passage in passages
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("kind", "index", "pool", "recall"),
     [

@@ -96,6 +96,7 @@ def test_reads_beyond_the_border_are_seen(before: bool) -> None:
         in_child(reads_scratch)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dim", [1, 4, 7, 17, 48, 129])
 @forked
 def test_maxsim(dim: int) -> None:
@@ -230,6 +231,7 @@ def search(
     return candidates, rough, scores, exact_maxsim(query, table, centroids, tokens, offsets, codebook, rows)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("weights", "terms"),
     [

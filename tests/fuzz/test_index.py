@@ -249,6 +249,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
         yield Path(folder)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", KINDS)
 def test_a_damaged_index(
     name: str, fuzz: Any, mutate: SimpleNamespace, folder: Path, tiny: dict[str, Model]

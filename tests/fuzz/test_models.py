@@ -239,6 +239,7 @@ def encode(folder: Path) -> list[Tensor]:
     return found
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_model_directory(
     name: str,

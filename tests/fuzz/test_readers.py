@@ -196,6 +196,7 @@ def _a_word(random: Random, good: bytes) -> list[Any]:
     return ["write", random.randrange(len(good)), random.choice(_WORDS).hex()]
 
 
+@pytest.mark.sampled
 @pytest.mark.filterwarnings("ignore:evaluate. no judged")
 @pytest.mark.parametrize("name", READERS)
 def test_readers(fuzz: Fuzz, mutate: SimpleNamespace, name: str) -> None:
@@ -261,6 +262,7 @@ CONFIGURATIONS: dict[str, tuple[Any, Callable[[Any], object]]] = {  # a good one
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_configurations(fuzz: Fuzz, mutate: SimpleNamespace, name: str) -> None:
     """Keys and values of recipes, and the settings that are given with them."""

@@ -140,6 +140,7 @@ def test_finds_what_the_definition_finds(cpu):
     settings(max_examples=DRAWN[cpu], deadline=None)(given(*PROBLEM)(check_search))()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("bits", [0, 1, 2])
 @pytest.mark.parametrize("metric", [0, 1, 2])
 def test_more_rows_than_are_collected_at_once(bits, metric, cpu):
@@ -227,6 +228,7 @@ def test_nothing_to_find():
     assert (case.searcher().find(np.zeros((1, 8)), 5)[1] == 0).all()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("nbits", [1, 4])
 def test_segments_are_merged(nbits):
     case = Case(2, 70, [50, 0, 41, 33], 6, nbits, "float32", "euclidean")

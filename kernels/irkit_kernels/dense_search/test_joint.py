@@ -59,6 +59,7 @@ def cut(found: list[tuple[Candidates, np.ndarray]], query: int, effort: Effort) 
     return [(part, column) for part, column, _ in items]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("keep", KEEPS)
 @pytest.mark.parametrize("nbits", [1, *(pytest.param(nbits, marks=pytest.mark.slow) for nbits in (2, 4))])

@@ -252,6 +252,7 @@ def test_a_document_does_not_depend_on_its_neighbours():
         assert torch.equal(alone[:, 0], whole[:, i])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("paired", [False, True])
 def test_opcheck_and_compile(path, paired):
     generator = torch.Generator().manual_seed(6)

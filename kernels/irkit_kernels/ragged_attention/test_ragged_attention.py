@@ -164,6 +164,7 @@ def sdpa(query, key, value, query_offsets, key_offsets):
     return torch.cat([out[0].transpose(0, 1) for out in outputs])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("scale", [1.0, 8.0, 3000.0**0.5], ids="logits x{}".format)
 @pytest.mark.parametrize("head_dim", [32, 64, 128])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -36,6 +36,7 @@ def changed(arrays: dict[str, Any], name: str, place: Any, value: int) -> dict[s
     return arrays | {name: array}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("name", "place", "value", "reason"),
     [
@@ -57,6 +58,7 @@ def test_what_leaves_its_array_is_refused(name: str, place: Any, value: int, rea
         check_lists(arrays, N, DIM)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "name", ["list_offsets", "lists", "postings", "gains", "best_offsets", "best_scales"]
 )

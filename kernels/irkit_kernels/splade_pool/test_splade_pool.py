@@ -219,6 +219,7 @@ def test_threads_and_neighbours_change_nothing(pooling):
             assert torch.equal(got, weights)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("pooling", POOLINGS)
 @pytest.mark.parametrize("bias", [True, False])
 def test_opcheck_and_compile(path, pooling, bias):
