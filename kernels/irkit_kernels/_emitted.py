@@ -57,9 +57,10 @@ _FLAGS = (False, True)
 _INTEGERS = ("i16", "i32")
 _BYTES = {  # how `_simd.dot_bytes` multiplies
     "vnni=False": Target(frozenset()),
-    "vnni=False, avx2": Target(frozenset({"avx2"})),
-    "vnni=True": Target(frozenset({"avx2"})),
+    "vnni=False, avx2": Target(frozenset({"avx2", "f16c"})),
+    "vnni=True": Target(frozenset({"avx2", "f16c"})),
 }
+_HALVES = {"": Target(frozenset({"f16c"})), ", f16c=False": Target(frozenset())}  # how float16 is converted
 
 
 def hashes(step: int = 1) -> list[str]:
@@ -168,23 +169,30 @@ def _residual_maxsim() -> Iterator[tuple[str, Callable[[], str]]]:
 
 def _sparse_search() -> Iterator[tuple[str, Callable[[], str]]]:
     yield "sparse_search.few()", write_few
-    for terms, weights in product(("u16", "u32"), ("float", "half", "u16", "u8")):
-        for wide in _FLAGS:
+    for terms, weights, cpu in product(("u16", "u32"), ("float", "half", "u16", "u8"), _HALVES):
+        if cpu and weights != "half":
+            continue
+        with compiling_for(_HALVES[cpu]):
+            for wide in _FLAGS:
+                yield (
+                    f"sparse_search.exact({terms}, {weights}, wide={wide}{cpu})",
+                    partial(write_exact, terms, weights, wide),
+                )
             yield (
-                f"sparse_search.exact({terms}, {weights}, wide={wide})",
-                partial(write_exact, terms, weights, wide),
+                f"sparse_search.approximate({terms}, {weights}{cpu})",
+                partial(write_approximate, terms, weights),
             )
-        yield f"sparse_search.approximate({terms}, {weights})", partial(write_approximate, terms, weights)
 
 
 def _dense_search() -> Iterator[tuple[str, Callable[[], str]]]:
     for back in _FLAGS:
         yield f"dense_search.rotate_rows(back={back})", partial(write_rotation, back)
-    cpus = [("vnni=True", SHUFFLES["avx512bw"]), ("vnni=False", ("", 0))]
-    for feature, shuffle in SHUFFLES.items():
-        cpus.append(("vnni=False, avx2" if feature.startswith("avx") else "vnni=False", shuffle))
-    for cpu, shuffle in cpus:
-        with compiling_for(_BYTES[cpu]):
+    cpus = [("vnni=True", "avx512bw"), ("vnni=False", "")]
+    for feature in SHUFFLES:
+        cpus.append(("vnni=False, avx2" if feature.startswith("avx") else "vnni=False", feature))
+    for cpu, feature in cpus:
+        shuffle = SHUFFLES.get(feature, ("", 0))
+        with compiling_for(Target(_BYTES[cpu].features | {feature})):
             for nbits, keep in product((1, 2, 4), ("none", "int8", "float16", "float32")):
                 for width in (64, 1088):
                     plan = DensePlan(width, nbits, keep, "vnni=True" in cpu, shuffle)

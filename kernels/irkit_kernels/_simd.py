@@ -1,11 +1,21 @@
-"""Arithmetic on vectors that several kernels share: dot products of bytes, and bfloat16."""
+"""Arithmetic on numbers that several kernels share: dot products of bytes, bfloat16 and float16."""
 
 from __future__ import annotations
 
 from ._jit import cpu_features
 from ._typed import Array, Value, vector
 
-__all__ = ["dot_bytes", "load_floats", "multiply_add_words", "store_floats"]
+__all__ = [
+    "converts_half",
+    "dot_bytes",
+    "half_to_float",
+    "load_floats",
+    "move_half",
+    "multiply_add_words",
+    "store_floats",
+]
+
+_HALF = -0x80000000 | 0x0FFFE000  # sign, and the exponent and fraction of a float16 moved up by 13 bits
 
 
 def dot_bytes(total: Value, a: Value, b: Value, vnni: bool) -> Value:
@@ -87,3 +97,28 @@ def store_floats(array: Array, numbers: Value, rounds: bool) -> None:
         bits = numbers.cast(vector(lanes, "i32"))
         odd = (bits >> 16) & 1
         array.vectors(lanes)[0] = ((bits + (odd + 0x7FFF)) >> 16).to("u16")
+
+
+def converts_half() -> bool:
+    """Return whether the CPU has an instruction that converts float16; otherwise LLVM calls a function.
+
+    That function need not be there, and a call of it would then end the process.
+    """
+    return bool(cpu_features() & {"f16c", "avx512f", "neon"})
+
+
+def half_to_float(numbers: Value) -> Value:
+    """Return finite numbers of kind ``half``, a value or a vector, as float32."""
+    if converts_half():
+        return numbers.to("float")
+    return move_half(numbers.cast(vector(numbers.lanes, "i16") if numbers.lanes else "i16"))
+
+
+def move_half(bits: Value) -> Value:
+    """Return finite float16 numbers, given as i16, as float32, with instructions that every CPU has.
+
+    Sign, exponent and fraction move to their places in a float32, whose exponent then gets its bias by a
+    product. It is exact, also for numbers below the normal ones. What is infinite or NaN becomes finite.
+    """
+    moved = (bits.to("i32") << 13) & _HALF
+    return moved.cast(vector(bits.lanes, "float") if bits.lanes else "float") * 2.0**112

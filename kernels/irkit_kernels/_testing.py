@@ -8,6 +8,7 @@ import faulthandler
 import math
 import mmap
 import os
+import platform
 import re
 import signal
 import subprocess
@@ -25,10 +26,12 @@ import pytest
 import torch
 
 from ._aot import Compiled, compile_cubin
+from ._jit import Target
 
 __all__ = [
     "DEVICE",
     "INTERPRETED",
+    "OLD",
     "TRITON_DTYPES",
     "Launches",
     "compiles",
@@ -37,6 +40,7 @@ __all__ = [
     "in_child",
     "interpreted",
     "needs_no_gpu",
+    "needs_x86",
     "on_device",
     "poison",
 ]
@@ -50,6 +54,8 @@ TRITON_DTYPES += [] if INTERPRETED else [torch.bfloat16]  # the interpreter trea
 _PAGE = mmap.PAGESIZE
 _GUARD = 256 * _PAGE  # a wrong index may miss an array by many pages
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # dtypes that numpy has, too
+OLD = Target(frozenset({"sse2", "ssse3"}), "x86-64-v2")  # before AVX and F16C
+needs_x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="compiles for a CPU of this kind")
 needs_no_gpu = pytest.mark.skipif(INTERPRETED, reason="says nothing about the interpreter")
 
 

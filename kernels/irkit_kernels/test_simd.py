@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from irkit_kernels._jit import Target, compiling_for, cpu_features
-from irkit_kernels._simd import dot_bytes
+from irkit_kernels._simd import dot_bytes, half_to_float
 from irkit_kernels._typed import Function
 from irkit_kernels.test_typed import runs
 
@@ -33,3 +33,19 @@ def test_dot_bytes(cpu: str) -> None:
             sums[loop.i] = dot_bytes(sums[loop.i], a[loop.i], b[loop.i], vnni=False)
         runs(x, unsigned, signed, totals)
     np.testing.assert_array_equal(totals, expected)
+
+
+@pytest.mark.parametrize("lanes", [0, 16])
+@pytest.mark.parametrize("cpu", CPUS)
+def test_half_to_float(cpu: str, lanes: int) -> None:
+    """All finite numbers, also those below the normal ones, keep their value and their sign."""
+    numbers = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    numbers[~np.isfinite(numbers)] = -0.0
+    results = np.ones(1 << 16, np.float32)
+    with compiling_for(CPUS[cpu]):
+        x = Function("half_test", public=True, align=1, source="half*", target="float*")
+        source, target = (array.vectors(lanes) if lanes else array for array in x.parameters)
+        with x.range(0, 1 << 16, max(lanes, 1)) as loop:
+            target[loop.i] = half_to_float(source[loop.i])
+        runs(x, numbers, results)
+    np.testing.assert_array_equal(results.view(np.uint32), numbers.astype(np.float32).view(np.uint32))

@@ -5,7 +5,7 @@ The ``write_*`` functions generate LLVM IR: what a docstring says is computed, t
 
 from __future__ import annotations
 
-from .._simd import dot_bytes
+from .._simd import dot_bytes, half_to_float
 from .._typed import Array, Function, Record, Value, vector
 from .cpu_collect import key_of
 from .cpu_frame import BLOCK, CHUNK, FLOATS, FRAME, INTS, LANES, Plan
@@ -213,7 +213,7 @@ def _product(x: Function, f: Record, plan: Plan, row: Array) -> Value:
     def widened(loaded: Value) -> Value:
         if int8:
             return loaded.to("i32").to("float")
-        return loaded if plan.keep == "float32" else loaded.cast(vector(LANES, "half")).to("float")
+        return loaded if plan.keep == "float32" else half_to_float(loaded.cast(vector(LANES, "half")))
 
     # whole chunks, in four sums
     zero = x.constant(FLOATS, 0)

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from irkit_kernels._jit import Target, compiling_for, cpu_features
+from irkit_kernels._testing import OLD, in_child, needs_x86
 from irkit_kernels.dense_search import (
     Effort,
     Encoder,
@@ -30,7 +31,7 @@ WITHOUT = {
     "avx512": frozenset[str](),
     "avx2": frozenset({"avx512vnni", "avx512bw"}),
     "ssse3": frozenset({"avx512vnni", "avx512bw", "avx2"}),
-    "portable": frozenset({"avx512vnni", "avx512bw", "avx2", "ssse3", "neon"}),
+    "portable": frozenset({"avx512vnni", "avx512bw", "avx2", "ssse3", "neon", "f16c", "avx512f"}),
 }
 DRAWN = {"avx512": 15, "avx2": 15, "ssse3": 6, "portable": 4}  # code for older CPUs compiles slowly
 KEEPS = ("none", "int8", "float16", "float32")
@@ -138,6 +139,18 @@ def check_search(seed, dim, sizes, n_lists, nbits, keep, metric, filtered):
 
 def test_finds_what_the_definition_finds(cpu):
     settings(max_examples=DRAWN[cpu], deadline=None)(given(*PROBLEM)(check_search))()
+
+
+@needs_x86
+def test_processors_without_float16(cpu):
+    if cpu != "portable":
+        pytest.skip("compiles for another CPU whatever this one is")
+
+    def run() -> None:
+        with compiling_for(OLD):
+            Case(0, 100, [60], 3, 1, "float16", "inner_product").check(5, Effort(3, 40, 20))
+
+    in_child(run)
 
 
 @pytest.mark.sampled

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from .._jit import compile_ir, compiled_once, cpu_features
 from .._products import vector_lanes
+from .._simd import converts_half
 from .._threads import share, threads_for
 from .cpu_tile import FRAME, Plan, write_maxsim
 from .reference import Tokens
@@ -31,7 +32,7 @@ def plan_for(dtype: torch.dtype, paired: bool = False) -> Plan | None:
 def plan_for_stored(dtype: torch.dtype, paired: bool) -> Plan | None:
     """Return the plan of float32 queries and documents in float16 or int8; None if it cannot be compiled."""
     features = cpu_features()
-    if not features or (dtype == torch.float16 and not features & {"f16c", "avx512f", "neon"}):
+    if not features or (dtype == torch.float16 and not converts_half()):
         return None
     return Plan("float32", vector_lanes(features), paired, str(dtype).removeprefix("torch."))
 

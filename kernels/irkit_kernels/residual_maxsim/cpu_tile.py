@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from .._jit import cpu_features
-from .._simd import dot_bytes
+from .._simd import dot_bytes, move_half
 from .._typed import Array, Function, Value, vector
 
 __all__ = [
@@ -43,7 +43,6 @@ TABLE = {  # the first parameters of all functions of a search
 }
 INTS, FLOATS = vector(LANES, "i32"), vector(LANES, "float")
 _PERMUTE = "llvm.x86.avx512.vpermi2var.qi.512"
-_HALF = -0x80000000 | 0x0FFFE000  # sign, and the exponent and fraction of a float16 moved up by 13 bits
 
 
 class Header:
@@ -147,12 +146,8 @@ class Writer(Function):
             self.prefetch(array.cast("u8", 1).at(line), locality=2)
 
     def half(self, number: Value) -> Value:
-        """Return a finite float16, given as i16, as float32 in all lanes.
-
-        Not every CPU converts float16, but all can move bits: the exponent gets its new bias by a product.
-        """
-        bits = (number.to("i32") << 13) & _HALF
-        return (bits.cast("float") * 2.0**112).broadcast(LANES)
+        """Return a finite float16, given as i16, as float32 in all lanes."""
+        return move_half(number).broadcast(LANES)
 
     def centroid(self, codes: Array, index: Value) -> Value:
         """Return the centroid of a token; a higher code (of a damaged file) is read as the last."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from .._typed import Function, Value, vector
 from .cpu_frame import FRAME
-from .cpu_score import row_scaled
+from .cpu_score import number_of, row_scaled
 
 __all__ = ["write_examine"]
 
@@ -47,7 +47,7 @@ def _estimate_score(terms: str, weights: str) -> Function:
         zeros, four = x.constant(_FLOATS, 0), x.constant("i32", 4)
         query_weights = x.call(gather, addresses, four, exists, zeros, kind=_FLOATS)
         weight = x.masked_load(own_weights.at(loop.i), exists)
-        loop.sums = x.fma(weight if weights == "float" else weight.to("float"), query_weights, loop.sums)
+        loop.sums = x.fma(number_of(weight), query_weights, loop.sums)
     zero = x.constant("float", 0)
     score = x.intrinsic("vector.reduce.fadd", "float", zero, loop.sums, flags="reassoc")
     out.value = row_scaled(f, weights, document, score)

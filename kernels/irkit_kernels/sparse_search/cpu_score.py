@@ -12,12 +12,14 @@ chance adds 0.
 
 from __future__ import annotations
 
+from .._simd import half_to_float
 from .._typed import Array, Function, Record, Value, size_of, vector
 from .cpu_frame import FRAME
 
 __all__ = [
     "clear_marks",
     "mark",
+    "number_of",
     "row_scaled",
     "write_score_candidates",
     "write_score_document",
@@ -43,9 +45,7 @@ class _Document:
         """Return ``total`` plus the product of an element."""
         term = self.terms[element].to("i64")
         query_weight = self.table[self.x.minimum(term, self.dim) if self.dim is not None else term]
-        weight = self.weights[element]
-        if weight.kind != "float":
-            weight = weight.to("float")
+        weight = number_of(self.weights[element])
         if self.scale is not None:
             weight = weight * self.scale
         return self.x.fma(weight, query_weight, total)
@@ -88,6 +88,13 @@ class _Document:
                 element.total = self.add_product(loop.i + lane, element.total)
             loop.total = element.total
         return loop.total
+
+
+def number_of(weight: Value) -> Value:
+    """Return a weight, or a vector of weights, as float32."""
+    if weight.element == "half":
+        return half_to_float(weight)
+    return weight if weight.element == "float" else weight.to("float")
 
 
 def _documents(f: Record, terms: str, weights: str, *numbers: Value) -> list[_Document]:

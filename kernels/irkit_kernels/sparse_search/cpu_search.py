@@ -7,7 +7,7 @@ import struct
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .._jit import compile_ir, cpu_features
+from .._jit import compile_ir, compiled_once, cpu_features
 from .._threads import share
 from .cpu_build_few import build_few
 from .cpu_exact import write_exact
@@ -51,13 +51,11 @@ class Thresholds:
         per_score: Exact search of this number of documents takes as long as scoring one document. If there
             are fewer documents than this for each document that approximate search may score, search is
             exact, too.
-        cpu: Processor to compile exact search for, by its name in LLVM; None is the present one.
     """
 
     few: int = MOST_DOCUMENTS
     approximate: int = 1 << 15
     per_score: int = 200
-    cpu: str | None = None
 
 
 DEFAULT = Thresholds()
@@ -92,7 +90,7 @@ class Exact:
         _set_addresses(self._frame, self._arrays)
         for name, number in (("n", len(offsets) - 1), ("n_ranges", self._n_ranges), ("dim", self._dim)):
             self._frame[_WORD[name]] = number
-        self._exact = _exact(KINDS[str(terms.dtype)], KINDS[str(weights.dtype)], thresholds.cpu)
+        self._exact = _exact(KINDS[str(terms.dtype)], KINDS[str(weights.dtype)])
         self._thread = threading.local()
         self._forward, self._thresholds = forward, thresholds
 
@@ -215,7 +213,7 @@ class Exact:
     def _functions(self, k: int, keep: Array | None = None) -> Functions:
         """Return the functions to try for ``k`` hits: `cpu_few` first, if it applies, then `cpu_exact`."""
         few = keep is None and k <= min(MOST_HITS, len(self._forward[0]) - 1) and self._few
-        return (_few(self._thresholds.cpu), self._exact) if few else (self._exact,)
+        return (_few(), self._exact) if few else (self._exact,)
 
     @cached_property
     def _few(self) -> dict[str, Array]:
@@ -300,12 +298,12 @@ def _part(queries: Queries, start: int, stop: int) -> Queries:
     return offsets[start : stop + 1] - offsets[start], terms[span], weights[span]
 
 
-@cache
-def _few(cpu: str | None) -> Callable[..., None]:
-    return compile_ir(write_few(), "few", ARGUMENTS, cpu=cpu)
+@compiled_once
+def _few() -> Callable[..., None]:
+    return compile_ir(write_few(), "few", ARGUMENTS)
 
 
-@cache
-def _exact(terms: str, weights: str, cpu: str | None) -> Callable[..., None]:
-    wide = cpu is None and "avx512bw" in cpu_features()
-    return compile_ir(write_exact(terms, weights, wide), "exact", ARGUMENTS, cpu=cpu)
+@compiled_once
+def _exact(terms: str, weights: str) -> Callable[..., None]:
+    wide = "avx512bw" in cpu_features()
+    return compile_ir(write_exact(terms, weights, wide), "exact", ARGUMENTS)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from functools import cache, lru_cache, partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .._jit import compile_ir
+from .._jit import compile_ir, compiled_once
 from .cpu_approximate import TOTALS, write_approximate
 from .cpu_best import best_lists
 from .cpu_build import build_exact
@@ -216,6 +216,6 @@ def _check(forward: Forward, dim: int) -> None:
             )
 
 
-@cache
+@compiled_once
 def _approximate(terms: str, weights: str) -> Callable[..., None]:
     return compile_ir(write_approximate(terms, weights), "approximate", ARGUMENTS)

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from irkit_kernels._jit import compile_ir
+from irkit_kernels._jit import compiling_for
+from irkit_kernels._testing import OLD, in_child, needs_x86
 from irkit_kernels.sparse_search import Effort, Searcher, build, cpu_best, effort_of
-from irkit_kernels.sparse_search.cpu_approximate import TOTALS, write_approximate
-from irkit_kernels.sparse_search.cpu_search import ARGUMENTS
+from irkit_kernels.sparse_search.cpu_approximate import TOTALS
 from irkit_kernels.sparse_search.reference import reference
 
 Array = NDArray[Any]
@@ -172,8 +172,16 @@ def test_lists_for_exact_search_alone() -> None:
         build(many, 20)
 
 
-def test_code_for_a_plain_processor_is_valid() -> None:
-    for terms, weights in (("u16", "half"), ("u32", "u8")):
-        assert (
-            compile_ir(write_approximate(terms, weights), "approximate", ARGUMENTS, cpu="x86-64") is not None
-        )
+@needs_x86
+@pytest.mark.parametrize("kind", [np.float16, np.uint8])
+def test_processors_without_wide_registers(kind: Any) -> None:
+    """They have no instruction that converts float16 either."""
+    rng = np.random.default_rng(3)
+    forward, queries = corpus(rng, 300, 40, kind), some_queries(rng, 5, 40)
+
+    def run() -> None:
+        with compiling_for(OLD):
+            index = Searcher(build(forward, 40), forward)
+        assert_found(index.find(queries, 10, None, ALL), reference(forward, queries, 10))
+
+    in_child(run)

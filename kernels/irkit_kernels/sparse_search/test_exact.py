@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from irkit_kernels._jit import compiling_for
+from irkit_kernels._testing import OLD, in_child, needs_x86
 from irkit_kernels.sparse_search.cpu_build import build_exact
 from irkit_kernels.sparse_search.cpu_frame import RANGE
 from irkit_kernels.sparse_search.cpu_search import Exact, Thresholds
@@ -231,7 +233,16 @@ def test_memory_comes_from_the_caller() -> None:
     assert all((arrays[name] == again[name]).all() for name in again)
 
 
-def test_processors_without_wide_registers(large: tuple[Array, Array]) -> None:
+@needs_x86
+@pytest.mark.parametrize("weights", ["float32", "float16"])
+def test_processors_without_wide_registers(large: tuple[Array, Array], weights: str) -> None:
+    """They have no instruction that converts float16 either."""
     documents, queries = large
-    index = searcher((*csr(documents), None), documents.shape[1], Thresholds(few=0, cpu="x86-64"))
-    assert_same(index.search(queries_of(queries), 10), expected(queries @ documents.T, 10))
+    offsets, terms, values = csr(documents)
+
+    def run() -> None:
+        with compiling_for(OLD):
+            index = searcher((offsets, terms, values.astype(weights), None), documents.shape[1])
+        assert_same(index.search(queries_of(queries), 10), expected(queries @ documents.T, 10))
+
+    in_child(run)

@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from irkit_kernels._jit import compiling_for
+from irkit_kernels._testing import OLD, needs_x86
 from irkit_kernels.sparse_search import Effort, Searcher, Thresholds, build
 from irkit_kernels.sparse_search.cpu_few import MOST_DOCUMENTS, MOST_HITS
 from irkit_kernels.sparse_search.cpu_search import DEFAULT, LONG
@@ -202,10 +204,12 @@ def test_numbers_beyond_the_vocabulary_are_of_no_document(kind: torch.dtype) -> 
             np.testing.assert_array_equal(one, other)
 
 
+@needs_x86
 def test_processors_without_wide_registers() -> None:
     rng = np.random.default_rng(4)
-    index = searcher(rng, 300, thresholds=Thresholds(cpu="x86-64"))
-    single = index.single(10)
+    with compiling_for(OLD):
+        index = searcher(rng, 300)
+        single = index.single(10)
     for _ in range(5):
         terms, weights = query(rng, 40)
         terms = terms.sort().values
