@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import cache
 
@@ -39,7 +39,8 @@ def share(
     """Call ``work(start, stop)`` on ranges that together cover ``range(items)``.
 
     Each thread takes the next range as soon as it is free. A nested call, inside ``work``, runs in the
-    calling thread alone: threads of one pool that wait for each other would deadlock.
+    calling thread alone: threads of one pool that wait for each other would deadlock. No thread is at work
+    any more when this returns or raises, because then the caller's memory may be freed.
 
     Args:
         work: Called by several threads at the same time.
@@ -62,10 +63,18 @@ def share(
         finally:
             _thread.sharing = False
 
-    others = [_pool(os.getpid()).submit(run) for _ in range(1, threads)]
-    run()
-    for other in others:
-        other.result()
+    others: list[Future[None]] = []
+    try:
+        for _ in range(1, threads):
+            others.append(_pool(os.getpid()).submit(run))
+        run()
+        for other in others:
+            other.result()
+    except BaseException:
+        for _ in starts:  # nobody takes more
+            pass
+        wait(others)
+        raise
 
 
 @cache

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,3 +31,23 @@ def test_errors_reach_the_caller(bad):
 
     with pytest.raises(ZeroDivisionError):
         share(work, 8, 3)
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
+def test_an_error_waits_for_the_other_threads(error):
+    """They use memory that the caller frees; the rest of the items is left."""
+    caller, begun, ended = threading.get_ident(), threading.Event(), list[int]()
+
+    def work(start: int, stop: int) -> None:
+        if threading.get_ident() == caller:
+            begun.wait()
+            raise error
+        begun.set()
+        time.sleep(0.1)
+        ended.append(start)
+
+    with pytest.raises(error):
+        share(work, 100, 2)
+    assert len(ended) == 1
+    time.sleep(0.3)
+    assert len(ended) == 1
