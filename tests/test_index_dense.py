@@ -84,6 +84,24 @@ def test_a_single_query_finds_what_several_find(tmp_path: Path) -> None:
     assert index.search(queries[:1], 5).rows[0].tolist() == together.rows[0, 2:].tolist()
 
 
+@pytest.mark.parametrize("keep", ["none", "int8", "float16", "float32"])
+def test_vectors_of_other_dtypes_and_with_gradients(tmp_path: Path, keep: str) -> None:
+    data, queries = vectors(300).to(dtype=torch.bfloat16), vectors(4, 5)
+    index = build(tmp_path / "index", data, DenseConfig(keep=keep))
+    plain = build(tmp_path / "plain", data.to(dtype=torch.float32), DenseConfig(keep=keep))
+    hits = index.search(queries, 7)
+    learned = Dense(queries.values.clone().requires_grad_())
+    for other in (plain.search(queries, 7), index.search(learned, 7)):
+        np.testing.assert_array_equal(other.rows, hits.rows)
+        np.testing.assert_array_equal(other.scores, hits.scores)
+    for one in (learned, queries.to(dtype=torch.float64)):
+        np.testing.assert_array_equal(index.rescore(one, hits.rows), index.rescore(queries, hits.rows))
+    half = queries.to(dtype=torch.bfloat16)
+    np.testing.assert_array_equal(
+        index.rescore(half, hits.rows), index.rescore(half.to(dtype=torch.float32), hits.rows)
+    )
+
+
 def test_codes_stand_for_vectors_that_everything_returns(tmp_path: Path) -> None:
     data, queries = vectors(700), vectors(9, 5)
     index = build(tmp_path / "index", data, DenseConfig(keep="none"))

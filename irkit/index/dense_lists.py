@@ -47,7 +47,7 @@ class DenseLists(CodedLists):
             return to_float16(representation)
         if self.config.keep == "float32":
             return representation.arrays()
-        rotated = rotate_rows(cast(Dense, representation).values.detach().cpu(), self._rotation()).numpy()
+        rotated = rotate_rows(cast(Dense, representation).values, self._rotation()).numpy()
         scales = np.abs(rotated).max(1, initial=0) / np.float32(127)
         scales[scales == 0] = 1
         return {"values": np.rint(rotated / scales[:, None]).astype(np.int8), "scales": scales}

@@ -90,9 +90,9 @@ def rotate_back(vectors: Tensor, rotation: Rotation, dim: int) -> Tensor:
 
 
 def rotate_rows(vectors: Tensor, rotation: Rotation) -> Tensor:
-    """Return what `rotate` returns, by machine code."""
+    """Return what `rotate` returns, by machine code; ``vectors`` may be of any dtype, on any device."""
     values = np.zeros((len(vectors), rotation.signs.shape[1]), np.float32)
-    values[:, : vectors.shape[1]] = vectors.numpy()
+    values[:, : vectors.shape[1]] = vectors.detach().to("cpu", torch.float32).numpy()
     _run(values, rotation, False)
     return torch.from_numpy(values)
 
