@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from irkit_kernels.dense_search.op import METRICS
 
-from irkit import Dense, MultiVector, Ragged, Sparse
+from irkit import Dense, MultiVector, Ragged, Sparse, score
 from irkit.core.representation import Representation
-from irkit.index import Index, Limits, Store, create_index, open_index, use_limits
+from irkit.index import Index, Limits, Store, create_index, dense_scores, open_index, use_limits
 from irkit.index.dense_scores import longest_of, pair_scores, push_rows
 from irkit.index.topk import TopK
 
@@ -135,3 +135,33 @@ def test_what_a_product_leaves_holds_the_best(
     every.push_pairs(scores, chosen)
     np.testing.assert_array_equal(best.hits().rows, every.hits().rows)
     np.testing.assert_array_equal(best.hits().scores, every.hits().scores)
+
+
+@pytest.mark.parametrize("allowed", ["torch", "oneDNN"])
+def test_products_of_fewer_bits_lose_no_hits(allowed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process may let torch round the factors of products; this CPU may lack the instructions for it."""
+
+    def rounded(queries: Dense, documents: Dense) -> torch.Tensor:
+        return score(queries.to(dtype=torch.bfloat16), documents.to(dtype=torch.bfloat16))
+
+    rng = np.random.default_rng(0)
+    queries, values = (unit(rng.standard_normal((n, 64)).astype(np.float32)) for n in (40, 3000))
+    values[1000:] = unit(values[:1] + 0.001 * values[1000:])  # many alike
+    queries[0] = values[0]
+    chosen = np.tile(np.arange(3000), (40, 1))
+    every, best = TopK(40, 10), TopK(40, 10)
+    every.push_pairs(pair_scores("inner_product", queries, values, chosen), chosen)
+    monkeypatch.setattr(dense_scores, "score", rounded)
+    if allowed == "oneDNN":
+        monkeypatch.setenv("DNNL_DEFAULT_FPMATH_MODE", "BF16")
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("medium" if allowed == "torch" else before)
+        push_rows(best, "inner_product", queries, values, np.arange(3000), None, longest_of(values))
+    finally:
+        torch.set_float32_matmul_precision(before)
+    np.testing.assert_array_equal(best.hits().rows, every.hits().rows)
+
+
+def unit(values: np.ndarray) -> np.ndarray:
+    return np.asarray(values / np.linalg.norm(values, axis=1, keepdims=True), np.float32)

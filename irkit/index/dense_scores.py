@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from irkit_kernels.dense_scan import products
+from irkit_kernels.dense_scan import matmul_error, products
 
 from irkit.core.representation import Dense
 from irkit.core.scoring import score
@@ -92,7 +92,7 @@ def _near(
     # how far two ways to add up a product may be from each other; written so that NaN leaves a row in
     with np.errstate(all="ignore"):
         lengths = np.linalg.norm(queries.astype(np.float64), axis=1)
-        error = (queries.shape[1] + 8) * 2.0**-23 * lengths * longest + 1e-30
+        error = matmul_error(queries.shape[1]) * lengths * longest + 1e-30
         if metric == "euclidean":
             error = 2 * error + 2.0**-21 * (lengths + longest) ** 2
         limit = best.least()

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from .._jit import compile_ir, compiled_once
 from .._threads import share, threads_for
 from .cpu_rank import RANK, write_hits, write_keys, write_products
 
-__all__ = ["best_of", "products", "ranking"]
+__all__ = ["best_of", "matmul_error", "products", "ranking"]
 
 Array = NDArray[Any]
 _WORD = {name: offset // 8 for name, offset in RANK.offsets.items()}
 _PER_THREAD = 1 << 16  # numbers that are multiplied by a thread, at least
+_BFLOAT16 = 2.0**-6  # more than two factors that are rounded to 8 bits take from their product
 
 
 def best_of(values: Array, queries: Array, chosen: Array, k: int) -> tuple[Array, Array]:
@@ -74,6 +77,18 @@ def products(values: Array, queries: Array, chosen: Array) -> Array:
 
     share(score, len(queries), threads)
     return scores
+
+
+def matmul_error(dim: int) -> float:
+    """Return how far a product of matrices in torch may be from `products`, for vectors of length 1.
+
+    It adds up in another order. If the process lets torch or oneDNN multiply float32 in fewer bits, it may
+    also round the numbers to bfloat16 first.
+    """
+    error = (dim + 8) * 2.0**-23
+    strict = os.environ.get("DNNL_DEFAULT_FPMATH_MODE", "STRICT").upper() == "STRICT"
+    exact = strict and torch.backends.mkldnn.matmul.fp32_precision in ("none", "ieee")
+    return error if exact else error + _BFLOAT16
 
 
 def ranking(values: Array, queries: Array, chosen: Array, rows: Array, scores: Array) -> Callable[[], None]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .._jit import cpu_features
-from ..dense_scan import products
+from ..dense_scan import matmul_error, products
 from ..residual_maxsim import assign as largest_product
 from .codes import decode
 from .lists import quantized
@@ -60,7 +60,7 @@ def _nearest_floats(vectors: Array, centroids: Array, halves: Array) -> Array:
     scores = torch.addmm(torch.from_numpy(halves), torch.from_numpy(vectors), columns).numpy()
     nearest: Array = scores.argmax(1)
     reach = np.sqrt(-2 * halves.min()) * (np.linalg.norm(vectors, axis=1) + np.sqrt(-2 * halves.min()))
-    error = ((vectors.shape[1] + 8) * 2.0**-22 * reach + _TINY).astype(np.float32)
+    error = (2 * matmul_error(vectors.shape[1]) * reach + _TINY).astype(np.float32)
     close = np.count_nonzero(scores >= (scores.max(1) - error)[:, None], axis=1) > 1
     if close.any():
         every = np.tile(np.arange(len(centroids)), (int(close.sum()), 1))

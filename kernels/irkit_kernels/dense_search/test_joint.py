@@ -20,6 +20,7 @@ from irkit_kernels.dense_search import (
     rotate_rows,
     rotate_rows_back,
 )
+from irkit_kernels.dense_search.build import _nearest_floats
 from irkit_kernels.dense_search.op import METRICS
 from irkit_kernels.dense_search.rotation import rotate, rotate_back
 from irkit_kernels.dense_search.test_dense_search import KEEPS, Case
@@ -158,3 +159,19 @@ def test_lists_and_codes_of_a_vector_do_not_depend_on_the_others(vnni, whole):
             assert np.array_equal(assign(vectors[start:stop], centroids), lists[start:stop])
             for name, part in encoder.encode(vectors[start:stop]).items():
                 assert np.array_equal(part, codes[name][start:stop]), name
+
+
+def test_products_of_fewer_bits_assign_the_same(monkeypatch):
+    """A process may let torch round the factors of products; this CPU may lack the instructions for it."""
+    rng = np.random.default_rng(0)
+    centroids = (1 + 0.01 * rng.standard_normal((50, 64))).astype(np.float32)  # many alike
+    vectors, halves = rng.standard_normal((200, 64)).astype(np.float32), -0.5 * np.square(centroids).sum(1)
+    expected = _nearest_floats(vectors, centroids, halves)
+    addmm = torch.addmm
+
+    def rounded(added, *factors):
+        return addmm(added, *(factor.bfloat16().float() for factor in factors))
+
+    monkeypatch.setattr(torch, "addmm", rounded)
+    monkeypatch.setenv("DNNL_DEFAULT_FPMATH_MODE", "BF16")
+    np.testing.assert_array_equal(_nearest_floats(vectors, centroids, halves), expected)
