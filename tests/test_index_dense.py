@@ -102,6 +102,19 @@ def test_vectors_of_other_dtypes_and_with_gradients(tmp_path: Path, keep: str) -
     )
 
 
+@pytest.mark.parametrize("size", [1e-25, 1e-18, 1e15])
+def test_a_cosine_does_not_depend_on_the_length_of_a_query(tmp_path: Path, size: float) -> None:
+    """The squares of its numbers may vanish."""
+    index = build(tmp_path / "index", vectors(500), DenseConfig(keep="float32", metric="cosine"))
+    queries = vectors(3, 5)
+    scaled = Dense(queries.values * size)
+    expected = index.search(queries, 7)
+    for number in range(3):
+        alone = index.search(scaled[number : number + 1], 7)
+        np.testing.assert_array_equal(alone.rows[0], expected.rows[number])
+        np.testing.assert_allclose(alone.scores[0], expected.scores[number], rtol=1e-5)
+
+
 def test_codes_stand_for_vectors_that_everything_returns(tmp_path: Path) -> None:
     data, queries = vectors(700), vectors(9, 5)
     index = build(tmp_path / "index", data, DenseConfig(keep="none"))

@@ -14,6 +14,8 @@ from irkit.index.array_files import Array
 from irkit.index.index_base import Index
 from irkit.index.topk import Hits
 
+_LEAST = 1e-30  # square of the length of a query that cosines divide by: smaller squares are rounded to 0
+
 Single: TypeAlias = Callable[[Array], tuple[Array, Array]]
 """Finds rows and scores ``(1, k)`` of a query ``(dim,)`` float32."""
 
@@ -50,7 +52,8 @@ def search_alone(
         query = values.numpy()[0]
     except (RuntimeError, TypeError):  # it has gradients, or is on another device
         return None
-    if math.isfinite(query.dot(query)):  # takes a third of the time of a sum
+    square = query.dot(query)  # takes a third of the time of a sum
+    if math.isfinite(square) and (square >= _LEAST or index._metric != "cosine"):
         rows, scores = find(query)
         if rows[0, -1] >= 0:
             return Hits(rows, scores)
