@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 from irkit_kernels.dense_search import codes_at, empty_segment, put
 
-from irkit.index.array_files import Array, release
+from irkit.index.array_files import Array
 from irkit.index.segments import Allocate, Segment, add_segment, drop_segments, read_segments
 from irkit.index.store import Store
 
@@ -64,7 +64,7 @@ def add_codes(
     """Put the rows after the last segment into a new segment, with the small segments before them.
 
     Rows of segments keep their codes. Memory is bounded: codes are made, or copied, block by block, and
-    written to their positions in the file.
+    written to their positions in the mapped file, whose pages the kernel can take back at any time.
 
     Args:
         store: Store of the index, inside ``update()``.
@@ -96,8 +96,6 @@ def add_codes(
         for rows in row_lists:
             part = slice(rows[0] - begin, rows[-1] + 1 - begin)
             put(segment, targets[part], old.take(rows) if rows[0] < start else codes(rows, own[part]))
-            for array in segment.values():
-                release(array)
         return segment
 
     for begin in range(first, stop, most):
