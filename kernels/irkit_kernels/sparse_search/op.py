@@ -135,7 +135,19 @@ class Searcher(Exact):
             Rows int64 and scores float32 ``(n_q, k)``, best first, ties to the lower row, -1 and -inf where
             no more is found. A hit scores above 0. Its score is added up in the order of the document's
             terms, from weights as they are stored.
+
+        Raises:
+            ValueError: The filter has another dtype or shape.
         """
+        if keep is not None:
+            if keep.dtype != np.bool_ or keep.shape != (self.n,):
+                raise ValueError(
+                    f"sparse_search: the filter is {keep.dtype} {keep.shape}, expected bool ({self.n},)"
+                )
+            keep = np.ascontiguousarray(keep)
+        if not k:
+            shape = len(queries[0]) - 1, 0
+            return np.empty(shape, np.int64), np.empty(shape, np.float32)
         budget = self._budget(k, effort)
         if budget is None:
             return self.search(queries, k, keep)

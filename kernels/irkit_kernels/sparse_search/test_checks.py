@@ -70,6 +70,28 @@ def test_arrays_of_another_kind_are_refused(name: str) -> None:
             check_lists(without if wrong is None else without | {name: wrong}, N, DIM)
 
 
+def test_filters_of_another_kind_are_refused() -> None:
+    forward, arrays = made()
+    searcher = Searcher(arrays, forward)
+    for wrong in (np.ones(N - 1, bool), np.ones((N, 1), bool), np.ones(N, np.uint8), np.arange(3)):
+        with pytest.raises(ValueError, match=rf"the filter is .*, expected bool \({N},\)"):
+            searcher.find(QUERIES, 3, wrong)
+    apart = np.repeat(np.arange(N) % 2 == 0, 2)[::2]  # not contiguous
+    for effort in (None, Effort(9, 0.5, 50)):
+        found, expected = (searcher.find(QUERIES, 9, keep, effort) for keep in (apart, apart.copy()))
+        np.testing.assert_array_equal(found[0], expected[0])
+        assert (found[0] % 2 == 0).all()
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_no_hits_are_wanted(number: int) -> None:
+    forward, arrays = made()
+    queries = np.arange(number + 1), np.arange(number, dtype=np.int32), np.ones(number, np.float32)
+    for effort in (None, Effort(9, 0.5, 50)):
+        rows, scores = Searcher(arrays, forward).find(queries, 0, None, effort)
+        assert rows.shape == scores.shape == (number, 0)
+
+
 @pytest.mark.parametrize("terms", [np.uint16, np.uint32])
 def test_any_posting_can_be_searched(terms: Any) -> None:
     (offsets, numbers, weights, _), arrays = made(terms)
