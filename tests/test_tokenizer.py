@@ -321,6 +321,42 @@ def test_an_end_that_only_code_of_the_model_adds(tiny_bert, tmp_path):
     assert Tokenizer.from_pretrained(tmp_path)(["index"]).lengths.tolist() == [3]  # not twice
 
 
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize(
+    "name", ["LlamaTokenizer", "LlamaTokenizerFast", "CodeLlamaTokenizer", "GemmaTokenizer"]
+)
+def test_an_end_that_transformers_added_before_version_5(tiny_bert, tmp_path, name, inside):
+    """E5-Mistral: tokenizer.json adds the first token alone, and vectors are read from the end token."""
+    state = json.loads((tiny_bert / "tokenizer.json").read_text())
+    first = {"SpecialToken": {"id": "[CLS]", "type_id": 0}}
+    template = {
+        "type": "TemplateProcessing",
+        "single": [first, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [first, {"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {"[CLS]": {"id": "[CLS]", "ids": [2], "tokens": ["[CLS]"]}},
+    }
+    byte_level = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
+    nested = {"type": "Sequence", "processors": [byte_level, template]}
+    state["post_processor"] = nested if inside else template
+    (tmp_path / "tokenizer.json").write_text(json.dumps(state))
+
+    def tokens(**settings: object) -> list[str]:
+        config = {"tokenizer_class": name, "eos_token": "[SEP]", **settings}
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+        tokenizer = Tokenizer.from_pretrained(tmp_path)
+        tokenizer.max_length = 4
+        return [tokenizer.backend.id_to_token(number) for number in ids(tokenizer, ["the index " * 4])[0]]
+
+    ended, plain = ["[CLS]", "the", "index", "[SEP]"], ["[CLS]", "the", "index", "the"]
+    assert tokens(add_eos_token=True) == ended
+    loaded = Tokenizer.from_pretrained(tmp_path)
+    assert loaded.backend.encode("the", "index").tokens == ["[CLS]", "the", "[SEP]", "index", "[SEP]"]
+    loaded.save(tmp_path / "again")
+    assert ids(Tokenizer.from_pretrained(tmp_path / "again"), ["the"]) == ids(loaded, ["the"])
+    assert tokens() == tokens(add_eos_token=False) == plain
+    assert tokens(add_eos_token=True, tokenizer_class="PreTrainedTokenizerFast") == plain  # as transformers
+
+
 def test_transformers_is_the_last_resort(tmp_path):
     letters = {letter: number for number, letter in enumerate("abcdefgh<>|")}
     (tmp_path / "vocab.json").write_text(json.dumps(letters | {"ab": 11, "<|endoftext|>": 12}))

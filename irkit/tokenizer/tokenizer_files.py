@@ -32,6 +32,8 @@ _WORDPIECE = {  # classes of transformers that split texts as BERT does
     "RetriBertTokenizer",
     "SqueezeBertTokenizer",
 }
+_ENDED = {"LlamaTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer"}  # see _ends_texts
+_TEMPLATE = "TemplateProcessing"
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")  # of an added token
 _SIGNS = ("precompiled_charsmap", '"String"', '"Regex"', "\\u")  # of parts that can ask for memory
 
@@ -49,8 +51,8 @@ def read_backend(folder: Path, settings: Mapping[str, Any]) -> tokenizers.Tokeni
 
     The order is tokenizer.json, vocab.txt of BERT, vocab.json and merges.txt of RoBERTa, then whatever
     transformers can read. ``settings`` is the content of tokenizer_config.json. Without tokenizer.json, added
-    tokens are read from it and from added_tokens.json. Texts of a tokenizer whose own code adds an end token
-    get it without that code, such as those of gte-Qwen2.
+    tokens are read from it and from added_tokens.json. Texts of some tokenizers get an end token, see
+    `_ends_texts`.
 
     Raises:
         CorruptError: A file is damaged.
@@ -74,11 +76,7 @@ def read_backend(folder: Path, settings: Mapping[str, Any]) -> tokenizers.Tokeni
             )
         if backend is not None and not whole:
             _add_tokens(backend, folder, settings)
-        if (
-            backend is not None
-            and settings.get("add_eos_token")
-            and "AutoTokenizer" in (settings.get("auto_map") or ())
-        ):
+        if backend is not None and _ends_texts(settings):
             _add_end(backend, settings.get("eos_token"))
     except Exception as error:  # the library raises plain Exception for what it cannot parse
         raise CorruptError(f"loading the tokenizer of {folder}: {error}") from error
@@ -120,17 +118,48 @@ def _add_tokens(backend: tokenizers.Tokenizer, folder: Path, settings: Mapping[s
             )
 
 
+def _ends_texts(settings: Mapping[str, Any]) -> bool:
+    """Return whether texts end with a token that tokenizer.json may lack.
+
+    This is so if tokenizer_config.json sets ``add_eos_token`` and names code of its own, as in gte-Qwen2, or
+    a tokenizer of Llama or Gemma, as in E5-Mistral: transformers ignores the key since version 5, but
+    versions before 5 added the token, and the authors' last-token embeddings were made with it.
+    """
+    name = str(settings.get("tokenizer_class")).removesuffix("Fast")
+    own_code = "AutoTokenizer" in (settings.get("auto_map") or ())
+    return bool(settings.get("add_eos_token")) and (own_code or name in _ENDED)
+
+
 def _add_end(backend: tokenizers.Tokenizer, token: Any) -> None:
-    """End each text with a token of the backend, unless texts end with it already."""
+    """End each text with a token of the backend, unless texts end with it already.
+
+    The token becomes part of the template that adds other tokens, if there is one: what a second template is
+    given are the parts that the first has made, the first token and the text, as if they were two texts.
+    """
     token = token_text(token)
     number = backend.token_to_id(token) if isinstance(token, str) else None
     if number is None or backend.encode("a").ids[-1:] == [number]:
         return
-    end = processors.TemplateProcessing(
-        single=f"$A {token}", pair=f"$A {token} $B:1 {token}:1", special_tokens=[(token, number)]
-    )
     own = backend.post_processor
-    backend.post_processor = end if own is None else processors.Sequence([own, end])
+    state = {} if own is None else json.loads(own.__getstate__())
+    parts = (part for part in (state, *state.get("processors", ())) if part.get("type") == _TEMPLATE)
+    template = next(parts, None)
+    if template is None:
+        end = processors.TemplateProcessing(
+            single=f"$A {token}", pair=f"$A {token} $B:1 {token}:1", special_tokens=[(token, number)]
+        )
+        backend.post_processor = end if own is None else processors.Sequence([own, end])
+        return
+    for kind in ("single", "pair"):
+        pieces = []
+        for piece in template[kind]:
+            pieces.append(piece)
+            if "Sequence" in piece:
+                pieces.append({"SpecialToken": {"id": token, "type_id": piece["Sequence"]["type_id"]}})
+        template[kind] = pieces
+    template["special_tokens"][token] = {"id": token, "ids": [number], "tokens": [token]}
+    own.__setstate__(json.dumps(state).encode())
+    backend.post_processor = own
 
 
 def _check_normalizer(file: Path) -> None:
