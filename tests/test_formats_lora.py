@@ -88,6 +88,24 @@ def test_a_model_directory_around_an_adapter(peer: Any, tiny_bert: Path, tmp_pat
     assert not list((tmp_path / "new").rglob("adapter_*"))
 
 
+def test_only_the_adapter_that_runs_is_merged(tiny_bert: Path, tmp_path: Path) -> None:
+    """Checkpoints of a training, and an adapter beside the merged weights, are not part of a model."""
+    bare, whole = tmp_path / "bare", tmp_path / "whole"
+    shutil.copytree(tiny_bert, bare)
+    Model.from_pretrained(tiny_bert, device="cpu").save_pretrained(whole)
+    for folder in (bare, whole):
+        adapted(tiny_bert, folder / "checkpoint-5")
+        assert merged_model(folder, Path) == folder
+    # where modules.json names its folder it runs
+    expected = Model.from_pretrained(bare / "checkpoint-5", device="cpu").encode(TEXTS)
+    shutil.move(whole / "checkpoint-5", whole / "0_Transformer")
+    modules = json.loads((whole / "modules.json").read_text())
+    modules[0]["path"] = "0_Transformer"
+    (whole / "modules.json").write_text(json.dumps(modules))
+    found = Model.from_pretrained(whole, device="cpu").encode(TEXTS)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
 def test_what_cannot_be_merged_is_refused(tiny_bert: Path, tmp_path: Path) -> None:
     folder = tmp_path / "lora"
     adapted(tiny_bert, folder)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from irkit.config import read_json
 from irkit.errors import ConfigError, CorruptError, reraise_as
-from irkit.formats.sentence_transformers import text_encoder
+from irkit.formats.sentence_transformers import first_module, text_encoder
 from irkit.utils.cache import cached, file_key
 from irkit.utils.weights import read_weights, write_weights
 
@@ -60,8 +60,7 @@ def merged_model(folder: Path, find: Callable[[str], Path]) -> Path:
         CorruptError: The adapter does not fit the model.
         StorageError: The model of the adapter is not found, or the cache cannot be written.
     """
-    candidates = [folder, *sorted(path.parent for path in folder.glob(f"*/{_SETTINGS}"))]
-    adapter = next((path for path in candidates if (path / _SETTINGS).is_file()), None)
+    adapter = _adapter(folder)
     if adapter is None:
         return folder
     settings = _read_settings(adapter)
@@ -93,6 +92,21 @@ def merged_model(folder: Path, find: Callable[[str], Path]) -> Path:
 
     files = sorted(str(path) for root in (folder, base) for path in root.rglob("*") if path.is_file())
     return cached(("lora", [file_key(file) for file in files]), build)
+
+
+def _adapter(folder: Path) -> Path | None:
+    """Return the folder of the adapter that a model directory runs with; None if it runs without one.
+
+    This is the directory itself, or the folder of its first module. Adapters in other folders, such as the
+    checkpoints of a training, are not part of the model.
+    """
+    if (folder / _SETTINGS).is_file():
+        return folder
+    inner = [path.parent for path in folder.glob(f"*/{_SETTINGS}")]
+    if not inner or not (folder / "modules.json").is_file():
+        return None
+    first = first_module(folder)
+    return first if first in inner else None
 
 
 def _read_settings(folder: Path) -> dict[str, Any]:

@@ -88,6 +88,12 @@ def _read(folder: Path, load_encoder: LoadEncoder) -> Parts:
     return cast(Parts, {**documents, **of_both})
 
 
+def first_module(folder: Path) -> Path | None:
+    """Return the folder of the first module that runs for documents; None if there are no modules."""
+    modules = read_branches(folder, _modules(folder))["document"]
+    return modules[0][1] if modules else None
+
+
 def text_encoder(folder: Path) -> Path:
     """Return the folder of the Transformer module that encodes the documents of a model directory.
 
