@@ -126,6 +126,39 @@ def test_rotary_scaling_equals_transformers(rope: dict[str, Any]) -> None:
     assert rotary_settings(old) == found
 
 
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"rope_scaling": YARN, "global_rope_theta": 500.0, "local_rope_theta": 100.0},
+        {"rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+        {"rope_parameters": {"full_attention": YARN | {"rope_theta": 500.0}}, "local_rope_theta": 100.0},
+        {"rope_parameters": {"full_attention": {"type": "linear", "factor": 4.0}}},
+    ],
+    ids=["yarn", "linear", "yarn of whole texts", "old key"],
+)
+def test_modernbert_with_scaled_positions(tmp_path: Path, settings: dict[str, Any]) -> None:
+    kinds = {"local_attention": 8, "global_attn_every_n_layers": 2}
+    config = transformers.ModernBertConfig(vocab_size=99, pad_token_id=0, **kinds, **SIZES)
+    model = transformers.AutoModel.from_config(config)
+    torch.manual_seed(0)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    model.save_pretrained(tmp_path)
+    plain = Encoder.from_pretrained(tmp_path)(TOKENS).values
+    rewrite(tmp_path, settings, without=("rope_parameters",))
+    theirs = transformers.AutoModel.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    encoder = Encoder.from_pretrained(tmp_path)
+    assert isinstance(encoder, Encoder)
+    with torch.no_grad():
+        expected = torch.cat([theirs(row[None]).last_hidden_state[0] for row in TOKENS])
+        found = encoder(TOKENS).values
+    torch.testing.assert_close(found, expected, atol=1e-5 * float(expected.abs().max()), rtol=0)
+    assert (found - plain).abs().max() > 0.01 * expected.abs().max()
+
+
 @pytest.mark.parametrize(
     "rope",
     [

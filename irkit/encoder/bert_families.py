@@ -7,7 +7,15 @@ local attention. The code that was published with NeoBERT is never run.
 from __future__ import annotations
 
 from irkit.encoder.encoder_config import EncoderConfig, LayerConfig
-from irkit.encoder.family import Family, MaskedLM, Settings, activation, count_layers, masked_lm_names
+from irkit.encoder.family import (
+    Family,
+    MaskedLM,
+    Settings,
+    activation,
+    count_layers,
+    masked_lm_names,
+    rotary_settings,
+)
 from irkit.errors import ConfigError
 
 _EMBEDDINGS = {
@@ -115,19 +123,18 @@ def _modernbert_config(settings: Settings) -> EncoderConfig:
     interval = settings.get("global_attn_every_n_layers", 3)
     default = ["full_attention" if i % interval == 0 else "sliding_attention" for i in range(count)]
     kinds = settings.get("layer_types") or default
-    # bases of the rotary positions, under the new key or the old ones
-    ropes = settings.get("rope_parameters") or {}
-    for kind, rope in ropes.items():
-        if isinstance(rope, dict) and rope.get("rope_type", "default") != "default":
-            raise ConfigError(f"rope_type {rope['rope_type']!r} of {kind}")
-
-    def base(kind: str, old_key: str, fallback: float) -> float:
-        return float((ropes.get(kind) or {}).get("rope_theta") or settings.get(old_key) or fallback)
-
+    # rotary positions by kind of layer; rope_scaling counts for both kinds, as in transformers
     bases = {
-        "full_attention": base("full_attention", "global_rope_theta", 160_000.0),
-        "sliding_attention": base("sliding_attention", "local_rope_theta", 10_000.0),
+        "full_attention": settings.get("global_rope_theta") or 160_000.0,
+        "sliding_attention": settings.get("local_rope_theta") or 10_000.0,
     }
+    given, scaling = settings.get("rope_parameters") or {}, settings.get("rope_scaling") or {}
+    ropes = {
+        kind: {"rope_theta": base, **(given.get(kind) or {"rope_type": "default"}), **scaling}
+        for kind, base in bases.items()
+    }
+    settings = {**settings, "rope_parameters": ropes, "rope_scaling": None}
+    rotary = {kind: rotary_settings(settings, kind, base) for kind, base in bases.items()}
     # layers: a window for those that attend locally
     layers = tuple(
         LayerConfig(
@@ -136,7 +143,7 @@ def _modernbert_config(settings: Settings) -> EncoderConfig:
             intermediate_size=settings["intermediate_size"],
             attention_norm=i > 0,
             window=settings.get("local_attention", 128) // 2 if kind == "sliding_attention" else None,
-            rotary_base=bases[kind],
+            **rotary[kind],
         )
         for i, kind in enumerate(kinds)
     )
