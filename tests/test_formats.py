@@ -361,6 +361,31 @@ def test_other_kinds_of_model_are_named(saved, kind, message):
         ("1_Pooling/config.json", {"pooling_mode": "median"}, "unknown pooling median"),
         ("sentence_bert_config.json", {"transformer_task": "fill-mask"}, "does fill-mask"),
         ("sentence_bert_config.json", {"modality_config": {"image": {}}}, "takes image"),
+        (
+            "sentence_bert_config.json",
+            {"config_kwargs": {"is_causal": False}},
+            r"config_kwargs of sentence_bert_config\.json has is_causal False, which irkit does not pass",
+        ),
+        (
+            "sentence_bert_config.json",
+            {"model_args": {"num_hidden_layers": 1}},
+            "model_args of .* num_hidden_l",
+        ),
+        (
+            "sentence_bert_config.json",
+            {"tokenizer_args": {"do_lower_case": False}},
+            "has do_lower_case False",
+        ),
+        (
+            "sentence_bert_config.json",
+            {"processing_kwargs": {"text": {"max_length": 8}}},
+            r"processing_kwargs\.text of .* has max_length 8, .* to max_seq_length",
+        ),
+        (
+            "sentence_bert_config.json",
+            {"processing_kwargs": {"common": {"truncation": False}}},
+            "truncation Fa",
+        ),
         ("sentence_bert_config.json", {"query_length": "8"}, "lengths of .*, expected numbers of tokens"),
         ("sentence_bert_config.json", {"document_length": 2}, "document_length 2 leaves no room"),
         (
@@ -384,6 +409,18 @@ def test_settings_that_cannot_be_honoured(saved, file, change, problem):
     write(saved / file, json.loads((saved / file).read_text()) | change)
     with pytest.raises((ConfigError, CorruptError, BadValueError), match=problem):
         Model.from_pretrained(saved)
+
+
+def test_arguments_of_transformers_that_change_no_vector(saved):
+    expected, file = Model.from_pretrained(saved).encode(TEXTS), saved / "sentence_bert_config.json"
+    harmless = {
+        "model_kwargs": {"attn_implementation": "sdpa", "torch_dtype": "float16", "add_pooling_layer": False},
+        "config_args": {"use_cache": False, "trust_remote_code": True, "label2id": {}},
+        "tokenizer_args": {"padding_side": "left"},
+        "processing_kwargs": {"text": {"truncation": True, "padding": True}, "chat_template": {"a": 1}},
+    }
+    write(file, json.loads(file.read_text()) | harmless)
+    assert np.array_equal(Model.from_pretrained(saved).encode(TEXTS), expected)
 
 
 @pytest.mark.parametrize("path", ["../../etc", "/etc", "2_Dense/../../elsewhere"])

@@ -193,6 +193,17 @@ def test_maximum_length(tiny_bert, tmp_path, own, tokenizer_limit, positions, ex
     assert Tokenizer.from_pretrained(tmp_path).max_length == expected
 
 
+@pytest.mark.parametrize("name", ["processor_kwargs", "tokenizer_args"])
+def test_maximum_length_among_the_arguments_of_a_tokenizer(tiny_bert, tmp_path, name):
+    """As in sentence-transformers, it counts before max_seq_length."""
+    shutil.copy(tiny_bert / "tokenizer.json", tmp_path)
+    file = tmp_path / "sentence_bert_config.json"
+    file.write_text(json.dumps({"max_seq_length": 64, name: {"model_max_length": 16}}))
+    assert Tokenizer.from_pretrained(tmp_path).max_length == 16
+    file.write_text(json.dumps({"max_seq_length": 64, name: {}}))
+    assert Tokenizer.from_pretrained(tmp_path).max_length == 64
+
+
 def test_cut_text_keeps_its_special_tokens(tiny_bert):
     tokenizer = Tokenizer.from_pretrained(tiny_bert)
     rows = tokenizer(["a text", "x" * 50_000, "the index " * 5_000])

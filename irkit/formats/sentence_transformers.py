@@ -27,6 +27,7 @@ from irkit.errors import BadValueError, ConfigError, CorruptError, StorageError
 from irkit.formats.parts import SIMILARITIES, Format, LoadEncoder, Parts, SideParts, static_parts
 from irkit.formats.router import ROUTER, read_branches, write_routes
 from irkit.formats.static import MODULE, TYPE, read_static_side, write_static_side
+from irkit.formats.transformer_arguments import check_arguments
 from irkit.heads import (
     HEADS,
     Head,
@@ -323,7 +324,8 @@ def _transformer(folder: Path, modules: Modules, *tasks: str) -> Path:
         tasks: Allowed values of ``transformer_task``, such as ``"fill-mask"``.
 
     Raises:
-        ConfigError: The first module is not a Transformer, does another task or takes other input than text.
+        ConfigError: The first module is not a Transformer, does another task, takes other input than text, or
+            gives transformers arguments that irkit does not have.
     """
     if not modules or modules[0][0] not in ("Transformer", "MLMTransformer"):
         first = modules[0][0] if modules else "nothing"
@@ -342,6 +344,7 @@ def _transformer(folder: Path, modules: Modules, *tasks: str) -> Path:
         )
     if "text" not in modalities or "message" in modalities:
         raise ConfigError(f"loading {root}: takes {', '.join(modalities)}; irkit encodes plain text")
+    check_arguments(root, own)
     return root
 
 

@@ -18,7 +18,13 @@ from tokenizers import AddedToken, normalizers
 from irkit.arguments import brief
 from irkit.core.ragged import Ragged
 from irkit.errors import BadTypeError, BadValueError, CorruptError, reraise_as
-from irkit.tokenizer.tokenizer_files import read_backend, read_optional, sentence_settings, token_text
+from irkit.tokenizer.tokenizer_files import (
+    given_length,
+    read_backend,
+    read_optional,
+    sentence_settings,
+    token_text,
+)
 
 _USUAL = {  # role: what BERT calls it, what RoBERTa calls it
     "cls": ("[CLS]", "<s>"),
@@ -98,8 +104,8 @@ class Tokenizer:
     def from_pretrained(cls, directory: str | Path) -> Tokenizer:
         """Load the tokenizer of a model directory.
 
-        `max_length` is found as in sentence-transformers: ``max_seq_length`` of sentence_bert_config.json,
-        else the lesser of ``model_max_length`` (tokenizer_config.json) and ``max_position_embeddings``
+        `max_length` is found as in sentence-transformers: `given_length` of sentence_bert_config.json, else
+        the lesser of ``model_max_length`` (tokenizer_config.json) and ``max_position_embeddings``
         (config.json).
 
         Args:
@@ -120,7 +126,7 @@ class Tokenizer:
                 normalizer = tokenizer.backend.normalizer
                 parts = [normalizers.Lowercase(), *([] if normalizer is None else [normalizer])]
                 tokenizer.backend.normalizer = normalizers.Sequence(parts)
-            limits = [own.get("max_seq_length")]
+            limits = [given_length(own)]
             if limits == [None]:
                 positions = read_optional(folder / "config.json").get("max_position_embeddings")
                 limits = [settings.get("model_max_length"), positions]

@@ -46,6 +46,16 @@ def sentence_settings(directory: Path) -> dict[str, Any]:
     return next((read_json(file) for file in sorted(directory.glob("sentence_*_config.json"))), {})
 
 
+def given_length(settings: Mapping[str, Any]) -> Any:
+    """Return the number of tokens at which texts are cut, by sentence_bert_config.json; None if it has none.
+
+    As in sentence-transformers, ``model_max_length`` among the arguments of the tokenizer counts before
+    ``max_seq_length``.
+    """
+    arguments = settings.get("processor_kwargs") or settings.get("tokenizer_args") or {}
+    return arguments.get("model_max_length") or settings.get("max_seq_length")
+
+
 def read_backend(folder: Path, settings: Mapping[str, Any]) -> tokenizers.Tokenizer:
     """Make the backend of a tokenizer from the first kind of tokenizer files that ``folder`` has.
 
