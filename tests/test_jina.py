@@ -175,6 +175,20 @@ def test_refused(folder: Path, change: dict[str, Any], error: type[Exception]) -
         Encoder.from_pretrained(folder)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"auto_map": {"AutoModel": "jinaai/jina-bert-v2-qk-post-norm--modeling_bert.JinaBertModel"}},
+        {"_name_or_path": "jinaai/jina-bert-v2-qk-post-norm"},
+    ],
+)
+def test_norms_of_queries_and_keys_are_refused_by_name(folder: Path, change: dict[str, Any]) -> None:
+    """Jina's model for code, whose files are whole: other norms and names than Jina 2 has."""
+    (folder / "config.json").write_text(json.dumps(SETTINGS | change))
+    with pytest.raises(ConfigError, match="norms of queries and keys"):
+        Encoder.from_pretrained(folder)
+
+
 def test_left_over_norms_are_an_error(folder: Path) -> None:
     """Jina's model for code has norms of queries and keys, which are not computed: it is refused."""
     extra = {"bert.encoder.layer.0.attention.self.layer_norm_q.weight": torch.ones(SIZE)}

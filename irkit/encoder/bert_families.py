@@ -69,6 +69,9 @@ def _bert_config(settings: Settings) -> EncoderConfig:
 
 def _jina_config(settings: Settings) -> EncoderConfig:
     """Read a BERT with ALiBi and gated feed-forward blocks, as Jina's second embedding models are."""
+    sources = (settings.get("_name_or_path"), *(settings.get("auto_map") or {}).values())
+    if any("qk-post-norm" in str(source) for source in sources):
+        raise ConfigError("norms of queries and keys (jina-bert-v2-qk-post-norm)")
     gate = settings.get("feed_forward_type", "original")
     if gate not in _GATES:
         raise ConfigError(f"position_embedding_type 'alibi' and feed_forward_type {gate!r:.60}")
