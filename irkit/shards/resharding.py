@@ -13,7 +13,7 @@ from irkit.errors import StorageError
 from irkit.index import Documents, FaissConfig, StageProgress, Store, compact, create_index, open_index
 from irkit.index.array_files import Array
 from irkit.index.bm25_index import begin_as
-from irkit.index.directory import MANIFEST
+from irkit.index.directory import MANIFEST, directory_of
 from irkit.index.index_base import coded_rows
 from irkit.index.part_store import index_records
 from irkit.index.several_index import index_parts
@@ -42,7 +42,7 @@ def reshard(path: str | Path, shards: int, *, progress: StageProgress | None = N
         BadValueError: ``shards`` is out of range.
         StorageError: The index cannot be read or written; it is unchanged.
     """
-    old = open_store(path)
+    old = open_store(directory_of(path))  # a copy of an object store cannot be rewritten
     if isinstance(old, ShardedStore):
         with old.update():  # it takes over the terms of an interrupted change
             pass
