@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -300,6 +301,9 @@ def test_builders_on_ray_store_what_one_process_stores(
                 builder.add([*last[shard], portion])  # the one before comes again
                 last[shard] = [portion]
             start, counts = stop, counts + made.counts
+        [portion] = last[0]
+        with pytest.raises(BadValueError, match="a build of other documents was begun there"):
+            builders[0].add([replace(portion, start=portion.start + 1)])  # a document came before it
         for builder in builders:
             for name in index_parts(builder.index):
                 builder.finish(name, Work(code=False, list=False))
@@ -319,19 +323,19 @@ def test_damaged_windows_of_shards_are_told(models: dict[str, Model], tmp_path: 
             edit(store)
         return Retriever.load(tmp_path / "bad", models["dense"])
 
-    def replace(store: Store, name: str, edit: Callable[[Any], Any]) -> None:
+    def rewrite(store: Store, name: str, edit: Callable[[Any], Any]) -> None:
         array = edit(store.read(name).copy())
         store.drop(name)
         store.append(name, array)
 
-    swapped = damaged(lambda store: replace(store, "window_ends.bin", lambda ends: ends[::-1]))
+    swapped = damaged(lambda store: rewrite(store, "window_ends.bin", lambda ends: ends[::-1]))
     for work in (lambda: swapped.search("gnu"), lambda: swapped.remove("d3")):
         with pytest.raises(CorruptError, match="its windows are not divided"):
             work()
     for name in ("window_ends.bin", "window_spans.bin"):
         with pytest.raises(CorruptError, match="does not fit together"):
-            damaged(lambda store, name=name: replace(store, name, lambda array: array[1:]))  # type: ignore[misc]
-    twice = damaged(lambda store: replace(store, "sequence.bin", lambda rows: rows * 0))
+            damaged(lambda store, name=name: rewrite(store, name, lambda array: array[1:]))  # type: ignore[misc]
+    twice = damaged(lambda store: rewrite(store, "sequence.bin", lambda rows: rows * 0))
     with pytest.raises(CorruptError, match="the same number"):
         twice.search("gnu")
     with pytest.raises(CorruptError, match="different windows"):

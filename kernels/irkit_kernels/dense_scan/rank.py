@@ -87,8 +87,8 @@ def matmul_error(dim: int) -> float:
     """
     error = (dim + 8) * 2.0**-23
     strict = os.environ.get("DNNL_DEFAULT_FPMATH_MODE", "STRICT").upper() == "STRICT"
-    exact = strict and torch.backends.mkldnn.matmul.fp32_precision in ("none", "ieee")
-    return error if exact else error + _BFLOAT16
+    precision = torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]  # a property
+    return error if strict and precision in ("none", "ieee") else error + _BFLOAT16
 
 
 def ranking(values: Array, queries: Array, chosen: Array, rows: Array, scores: Array) -> Callable[[], None]:
