@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import zlib
-from collections import Counter
 from collections.abc import Generator
 from typing import Any
 
@@ -42,13 +41,14 @@ def pytest_unconfigure() -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Make two thirds of the variants of ``sampled`` tests slow; skip ``gpu`` tests without a CUDA device."""
-    count = Counter[str]()
+    tests: dict[str, list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("sampled"):
-            name = item.nodeid.partition("[")[0]
-            count[name] += 1
-            if (count[name] + zlib.crc32(name.encode())) % 3:  # the thirds of two tests differ
-                item.add_marker(pytest.mark.slow)
+            tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for variants in tests.values():
+        variants.sort(key=lambda item: zlib.crc32(item.nodeid.encode()))  # in no order of their parameters
+        for item in variants[-(-len(variants) // 3) :]:
+            item.add_marker(pytest.mark.slow)
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:
         return

@@ -156,6 +156,22 @@ def test_a_change_that_some_shards_have_stored_is_shown_and_can_be_repeated(
     assert sorted(document.id for document in index.documents)[40:] == sorted(item["_id"] for item in new)
 
 
+def test_a_change_that_is_complete_is_not_to_be_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "index"
+    index = Retriever.build("bm25", [f"text {number}" for number in range(20)], path, shards=2)
+
+    def fail(folder: Path) -> None:
+        if folder == path:  # after the whole was committed
+            raise OSError(errno.EIO, "no disk")
+
+    monkeypatch.setattr("irkit.index.store.sync", fail)
+    with pytest.raises(StorageError, match="the change is made, but may not survive a power cut"):
+        index.add(["new", "newer"])
+    assert [len(each) for each in (index, Retriever.load(path))] == [22, 22]
+
+
 @pytest.mark.parametrize("opens", [False, True])
 def test_a_reader_waits_for_a_slow_writer(
     opens: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

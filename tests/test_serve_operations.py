@@ -176,7 +176,6 @@ def test_an_index_whose_model_directory_became_a_link_is_served(
     assert [model.indexes for model in catalogue.models.values()] == [["index"]]
 
 
-@pytest.mark.slow
 def test_gauges_of_a_killed_worker_are_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = subprocess.Popen([sys.executable, "-c", ""])
     worker.wait()
@@ -186,6 +185,7 @@ def test_gauges_of_a_killed_worker_are_dropped(tmp_path: Path, monkeypatch: pyte
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_sighup_reloads_under_load(tmp_path: Path, workers: str) -> None:
     Retriever.build("bm25", {"first": "text"}, tmp_path / "words").close()

@@ -18,7 +18,9 @@ _GROUPS = (  # each with its older name
 )
 _HARMLESS = {  # arguments that do not change vectors, beyond rounding
     *("trust_remote_code", "attn_implementation", "torch_dtype", "dtype", "add_pooling_layer", "use_cache"),
-    *("padding", "padding_side", "use_fast", "device_map", "low_cpu_mem_usage"),
+    *("padding", "padding_side", "use_fast", "device_map", "low_cpu_mem_usage", "use_safetensors"),
+    *("revision", "code_revision", "token", "cache_dir", "local_files_only", "return_tensors"),
+    "reference_compile",
     "model_max_length",  # read by irkit.tokenizer
 }
 
@@ -35,8 +37,11 @@ def check_arguments(folder: Path, settings: Mapping[str, Any]) -> None:
     """
     calls = settings.get("processing_kwargs") or {}
     groups = {name: settings.get(name) or {} for name in _GROUPS}
+    calls = calls if isinstance(calls, Mapping) else {"text": calls}
     groups |= {f"processing_kwargs.{name}": calls.get(name) or {} for name in ("common", "text")}
     for name, arguments in groups.items():
+        if not isinstance(arguments, Mapping):
+            raise ConfigError(f"loading {folder}: {name} of sentence_bert_config.json is no dictionary")
         for key, value in arguments.items():
             usual = value in (None, "", [], {}) or (key == "truncation" and value in (True, "longest_first"))
             if key not in _HARMLESS and not usual:

@@ -59,7 +59,7 @@ def check_layout(path: Path, entries: Entries, meta: Mapping[str, Any], document
     except ConfigError:  # of another version or package, as `open_index` will say
         return
     need(_whole(meta.get("change", 0)), "the number of the last change")
-    need(_whole(meta.get("dropped", 0), _MOST), "the number of rows that compactions have dropped")
+    need(_whole(meta.get("dropped", 0)), "the number of rows that compactions have dropped")
     names = meta.get("shards", ["shard-1-000"])
     is_valid = isinstance(names, list) and names and all(isinstance(name, str) for name in names)
     need(is_valid and all(map(SHARD.fullmatch, names)) and len(set(names)) == len(names), "names of shards")

@@ -8,6 +8,7 @@ of a shard (shard_builder.py) commits what it gets. So the shards have exactly t
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -167,6 +168,10 @@ def _fill(
     finally:
         for builder in builders:
             ray.kill(builder)
+        for builder in builders:  # none writes any more, if the build is discarded now
+            with contextlib.suppress(ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
+                while True:
+                    ray.get(builder.__ray_ready__.remote(), timeout=_PATIENCE)
 
 
 def _store_chunks(

@@ -22,7 +22,7 @@ from irkit.index.documents import as_stored, removal_list
 from irkit.index.several_index import index_parts
 from irkit.index.windowed import index_of_rows
 from irkit.shards.codecs import Work, finish_part
-from irkit.shards.placement import SEQUENCE, global_rows
+from irkit.shards.placement import SEQUENCE
 from irkit.shards.sharded_documents import add_numbered
 from irkit.shards.sharded_index import add_rows
 from irkit.shards.sharded_store import BUILT, VOCABULARY, other_documents
@@ -105,12 +105,13 @@ class ShardBuilder:
         # what is there already
         have = self.store.rows(SEQUENCE)
         skipped = min(len(documents), max(0, have - portion.before))
-        numbers, known = portion.start + positions, slice(portion.before, portion.before + skipped)
-        if (
-            have < portion.before
-            or not np.array_equal(global_rows(self.store)[known], numbers[:skipped])
-            or self.documents.fetch(np.arange(known.start, known.stop))
-            != [*map(as_stored, documents[:skipped])]
+        numbers, known = portion.start + positions, np.arange(portion.before, portion.before + skipped)
+        if have < portion.before or (
+            skipped
+            and (
+                not np.array_equal(self.store.read(SEQUENCE)[known], numbers[:skipped])
+                or self.documents.fetch(known) != [*map(as_stored, documents[:skipped])]
+            )
         ):
             raise other_documents(self.store.path.parent)
         # what is new

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from prometheus_client import (
@@ -50,7 +51,8 @@ def exposition() -> tuple[bytes, str]:
         for file in Path(folder).glob("gauge_live*_*.db"):
             pid = int(file.stem.rpartition("_")[2])
             if not _is_alive(pid):  # it was killed, and what it counted as running is not
-                mark_process_dead(pid)  # type: ignore[no-untyped-call]
+                with suppress(FileNotFoundError):  # another worker was faster
+                    mark_process_dead(pid)  # type: ignore[no-untyped-call]
         registry = CollectorRegistry()
         MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
     return generate_latest(registry), CONTENT_TYPE_LATEST
@@ -61,4 +63,6 @@ def _is_alive(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
+    except PermissionError:  # the process of another user
+        return True
     return True

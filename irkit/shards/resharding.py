@@ -100,7 +100,7 @@ def rewrite(path: str | Path, *, progress: StageProgress | None = None) -> None:
         LockedError: Somebody else is writing to it.
         StorageError: It cannot be read or written; the index is unchanged.
     """
-    if parts := open_store(path).parts:
+    if parts := open_store(directory_of(path)).parts:
         reshard(path, len(parts), progress=progress)
     else:
         compact(path, progress=progress)

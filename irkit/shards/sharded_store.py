@@ -37,6 +37,7 @@ BUILT = "built"
 """Key of a shard that a process of its own builds: documents of the whole index that were divided so far."""
 MOST_SHARDS = 1000
 _TRIES, _PAUSE = 50, 0.002  # without news of a process that commits shard by shard
+_MOST_SECONDS = 5.0  # that a reader waits for such processes
 
 
 class OtherDocumentsError(BadValueError):
@@ -167,11 +168,10 @@ class ShardedStore(Store):
         except BaseException as error:
             if not number or all(part.meta.get("change") != number for part in self.parts):
                 raise
-            # the change is interrupted: some shards have stored their part of it
             self._look()
-            if not isinstance(error, StorageError):
+            if self._changes() >= number or not isinstance(error, StorageError):
                 raise
-            reason = str(error).removesuffix(f"; {UNCHANGED}")
+            reason = str(error).rpartition("; ")[0] or str(error)  # without what is said of a single store
             raise StorageError(f"{reason}; some documents are changed, so repeat the change") from error
         self._look()
 
@@ -195,8 +195,8 @@ class ShardedStore(Store):
 
     def _wait_for_writer(self) -> None:
         """Wait while another process commits shard by shard; a writer of which nothing comes was killed."""
-        idle = 0
-        while idle < _TRIES and any(map(self._is_ahead, self.parts)):
+        idle, end = 0, time.monotonic() + _MOST_SECONDS
+        while idle < _TRIES and any(map(self._is_ahead, self.parts)) and time.monotonic() < end:
             time.sleep(_PAUSE)
             idle = 0 if self._refresh_all() else idle + 1
 
@@ -351,11 +351,12 @@ def open_store(path: str | Path, *, verify: bool | None = None) -> Store:
     for attempt in range(_TRIES):
         whole = ShardedStore(store.path)
         whole.committed = whole._load()
+        names = whole.meta["shards"]
         try:
             whole.attach(verify)
             return whole
         except StorageError:  # the index was replaced meanwhile, if it has other shards now
-            if attempt + 1 == _TRIES or whole._load().meta.get("shards") == whole.meta["shards"]:
+            if attempt + 1 == _TRIES or whole._load().meta.get("shards") == names:
                 raise
     raise AssertionError("unreachable")
 

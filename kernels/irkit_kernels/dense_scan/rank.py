@@ -20,7 +20,8 @@ __all__ = ["best_of", "matmul_error", "products", "ranking"]
 Array = NDArray[Any]
 _WORD = {name: offset // 8 for name, offset in RANK.offsets.items()}
 _PER_THREAD = 1 << 16  # numbers that are multiplied by a thread, at least
-_BFLOAT16 = 2.0**-6  # more than two factors that are rounded to 8 bits take from their product
+_ROUNDED = {"none": 0.0, "ieee": 0.0, "tf32": 2.0**-9, "bf16": 2.0**-6}
+"""More than two factors that are rounded to 24, 24, 11 and 8 bits take from their product."""
 
 
 def best_of(values: Array, queries: Array, chosen: Array, k: int) -> tuple[Array, Array]:
@@ -83,12 +84,12 @@ def matmul_error(dim: int) -> float:
     """Return how far a product of matrices in torch may be from `products`, for vectors of length 1.
 
     It adds up in another order. If the process lets torch or oneDNN multiply float32 in fewer bits, it may
-    also round the numbers to bfloat16 first.
+    also round the numbers first.
     """
-    error = (dim + 8) * 2.0**-23
-    strict = os.environ.get("DNNL_DEFAULT_FPMATH_MODE", "STRICT").upper() == "STRICT"
     precision = torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]  # a property
-    return error if strict and precision in ("none", "ieee") else error + _BFLOAT16
+    if os.environ.get("DNNL_DEFAULT_FPMATH_MODE", "STRICT").upper() != "STRICT":
+        precision = "bf16"
+    return (dim + 8) * 2.0**-23 + _ROUNDED.get(precision, _ROUNDED["bf16"])
 
 
 def ranking(values: Array, queries: Array, chosen: Array, rows: Array, scores: Array) -> Callable[[], None]:
