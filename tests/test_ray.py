@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 import pytest
 import ray_faults
-from test_shards import CANDIDATES, real_vectors
+from test_interrupted_shards import fail_at
+from test_shards import CANDIDATES, arrays_of, real_vectors
 from test_windows import LENGTH, collection
 from three_heads import make_model
 
@@ -383,6 +384,25 @@ def test_a_build_on_ray_has_the_files_of_one_process(
     wrong = [*documents[:150], {"_id": "d3", "text": ""}]
     with pytest.raises(BadValueError, match="was used before"):
         build_shards(model, wrong, tmp_path / "wrong", **options)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_a_build_of_other_documents_is_refused_or_discarded(
+    ray: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    documents = vectors("bm25", 60)
+    options: Any = {"shards": 3, "chunk_size": 20}
+    others = [*documents[:20], *(item | {"text": item["text"] + " more"} for item in documents[20:])]
+    Retriever.build("bm25", others, tmp_path / "others", **options).close()
+    with monkeypatch.context() as patch:
+        fail_at(22, KeyboardInterrupt(), patch)  # some shards have their part of the second chunk
+        with pytest.raises(KeyboardInterrupt):
+            Retriever.build("bm25", documents, tmp_path / "ray", **options)
+    with pytest.raises(BadValueError, match="a build of other documents was begun there"):
+        build_shards("bm25", others, tmp_path / "ray", **options)
+    build_shards("bm25", others, tmp_path / "ray", overwrite=True, **options).close()
+    assert arrays_of(tmp_path / "ray") == arrays_of(tmp_path / "others")
 
 
 @pytest.mark.slow
