@@ -56,7 +56,7 @@ class ShardedStore(Store):
     """The manifest of the whole as a store, whose ``parts`` are the stores of the shards.
 
     An update changes all of them, and a snapshot shows a state of each. Readers see a change of another
-    process when it is complete, unless that process was killed in the middle.
+    process when it is complete, unless that process was killed in the middle or takes seconds to store it.
 
     Attributes:
         parts: Stores of the shards.
