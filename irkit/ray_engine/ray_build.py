@@ -168,9 +168,10 @@ def _fill(
     finally:
         for builder in builders:
             ray.kill(builder)
-        for builder in builders:  # none writes any more, if the build is discarded now
+        end = time.monotonic() + _PATIENCE
+        for builder in builders:  # wait until it has ended, because the build may be discarded now
             with contextlib.suppress(ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
-                while True:
+                while time.monotonic() < end:
                     ray.get(builder.__ray_ready__.remote(), timeout=_PATIENCE)
 
 

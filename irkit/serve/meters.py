@@ -63,6 +63,6 @@ def _is_alive(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # the process of another user
-        return True
+    except PermissionError:  # it belongs to another user
+        pass
     return True

@@ -71,7 +71,7 @@ def share(
         for other in others:
             other.result()
     except BaseException:
-        for _ in starts:  # nobody takes more
+        for _ in starts:  # use up the ranges, so that no thread takes another one
             pass
         wait(others)
         raise
