@@ -14,13 +14,14 @@ from irkit.core.representation import Dense, MultiVector, Representation
 from irkit.errors import ConfigError
 from irkit.index import bm25_index as bm25
 from irkit.index.array_files import Array
+from irkit.index.dense_scores import pair_scores
 from irkit.index.device import check_device, on_device
 from irkit.index.flat_dense import CODES, decode_dense, encode_dense
 from irkit.index.index_base import StageProgress
 from irkit.index.index_settings import FlatConfig
 from irkit.index.store import Store
 from irkit.index.stored_rows import QUERY_BLOCK, StoredRows, search_in_blocks
-from irkit.index.topk import Hits, TopK, tensor_keys
+from irkit.index.topk import Hits, TopK, query_table, tensor_keys
 
 _WORK = 1 << 29  # bytes on a GPU of scores, keys and their choice
 _QUERIES = 64  # whose codes are scanned at once
@@ -125,20 +126,32 @@ class Flat(StoredRows):
         codes = self.store.derived(
             "codes", lambda: Codes(*(torch.from_numpy(read(f"{name}.bin")) for name in CODES))
         )
-        hits = Hits(np.full((len(queries), k), -1), np.full((len(queries), k), -np.inf, np.float32))
+        found = find_candidates(codes, queries.values, k, keep)
         # a product of all rows with many queries takes far less time for each of them than with one
-        share = self._share * min(4, len(queries))
-        left = []
-        for number, rows in enumerate(find_candidates(codes, queries.values, k, keep)):
-            if rows is None or len(rows) * share > len(self):
-                left.append(number)
-                continue
-            best = TopK(1, k)
-            self._scan_rows(queries[number : number + 1], best, rows)
-            hits.rows[number], hits.scores[number] = (part[0] for part in best.hits())
+        most = len(self) // (self._share * min(4, len(queries)))
+        left = [number for number, rows in enumerate(found) if rows is None or len(rows) > most]
+        for number in left:
+            found[number] = np.empty(0, np.int64)
+        rows = cast(list[Array], found)
+        owners = np.repeat(np.arange(len(rows)), [*map(len, rows)])
+        chosen = query_table(owners, np.concatenate(rows), len(rows), -1)
+        best = TopK(len(rows), k)
+        if chosen.size:
+            best.push_pairs(self._chosen_scores(queries, chosen), chosen)
+        hits = best.hits()
         if left:
             hits.rows[left], hits.scores[left] = self._scan_all(queries[left], k, keep)
         return hits
+
+    def _chosen_scores(self, queries: Dense, chosen: Array) -> Array:
+        """Return the exact scores ``(n_q, width)`` of the rows that are chosen for each query; -1 is none."""
+        if self.config.dtype == "float32":
+            values = self._slice(0, len(self))
+        else:  # convert the rows that are chosen, each once
+            chosen, rows = chosen.copy(), np.unique(chosen[chosen >= 0])
+            chosen[chosen >= 0] = np.searchsorted(rows, chosen[chosen >= 0])
+            values = self._represent(rows)
+        return pair_scores(self._metric, queries.arrays()["values"], values.arrays()["values"], chosen)
 
     def _longest(self, rows: Array | slice, values: Array) -> float:
         if not self._has_codes():
