@@ -28,6 +28,8 @@ from irkit.index.topk import Hits, TopK
 from irkit.shards.placement import Placement, push_hits, wants_gpu
 from irkit.shards.plaid_answers import Steps, added_hits, merge_steps, plaid_answer
 
+_ASKED = 4  # blocks of queries that other processes are asked about at once, as each question takes a while
+
 
 class Share(NamedTuple):
     """What a search reads of a shard with compressed rows.
@@ -132,6 +134,7 @@ def search_plaid(index: Any, queries: Representation, k: int, masks: Sequence[Ar
         return None
     live = sum(int(np.count_nonzero(share.arrays.filled & share.live)) for share in shares)
     budget = _budget(index, k, shares)
+    size = (_ASKED if elsewhere else 1) * QUERY_BLOCK["multi_vector"]
 
     def block(queries: Representation) -> Hits:
         assert isinstance(queries, MultiVector)
@@ -153,7 +156,7 @@ def search_plaid(index: Any, queries: Representation, k: int, masks: Sequence[Ar
         return best.hits()
 
     with torch.no_grad():
-        return search_in_blocks(block, queries.to("cpu", torch.float32), QUERY_BLOCK["multi_vector"])
+        return search_in_blocks(block, queries.to("cpu", torch.float32), size)
 
 
 def _shares(index: Any, masks: Sequence[Array | None]) -> list[Share] | None:
