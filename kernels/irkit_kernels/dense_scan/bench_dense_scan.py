@@ -10,11 +10,12 @@ from statistics import median
 from typing import Any
 
 import faiss
+import numpy as np
 import torch
 from torch import Tensor
 
 from irkit_kernels._benching import on_cores, take_turns
-from irkit_kernels.dense_scan import Codes, encode, find_candidates
+from irkit_kernels.dense_scan import Codes, best_of, encode, find_candidates
 
 __all__ = ["run"]
 
@@ -54,12 +55,13 @@ def _measure(
     vectors: Tensor, codes: Codes, index: Any, queries: Tensor, k: int, at_once: int
 ) -> dict[str, Any]:
     def scan(block: Tensor) -> Tensor:
-        best = []
-        for query, rows in zip(block, find_candidates(codes, block, k), strict=True):
-            kept = torch.arange(len(vectors)) if rows is None else torch.from_numpy(rows)
-            best.append(kept[(vectors[kept] @ query).topk(k).indices])
-        return torch.stack(best)
+        found = [every if rows is None else rows for rows in find_candidates(codes, block, k)]
+        chosen = np.full((len(found), max(map(len, found))), -1)
+        for line, rows in zip(chosen, found, strict=True):
+            line[: len(rows)] = rows
+        return torch.from_numpy(best_of(vectors.numpy(), block.numpy(), chosen, k)[0])
 
+    every = np.arange(len(vectors))
     ways: dict[str, Callable[[Tensor], Tensor]] = {
         "codes": scan,
         "torch": lambda block: (block @ vectors.T).topk(k).indices,

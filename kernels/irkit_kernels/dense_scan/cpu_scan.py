@@ -5,6 +5,8 @@ The ``write_*`` functions generate LLVM IR: what a docstring says is computed, t
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from .._simd import dot_bytes
 from .._typed import Array, Function, Record, Struct, Value, module, vector
 
@@ -48,6 +50,7 @@ FRAME = Struct(
     queries=[QUERY],
     k="i64",
     room="i64",  # rows that a query can keep
+    scratch="u8*",  # (width, 16)
 )
 
 
@@ -60,6 +63,7 @@ def write_scan(vnni: bool) -> str:
     x = Function("scan", public=True, f=FRAME)
     (f,) = x.parameters
     last = f.n - LANES
+    many = 8 if vnni else 2  # queries whose sums the registers hold
     with x.range(f.start, f.stop, LANES) as rows:
         # the last rows overlap those before, so that nothing beyond the arrays is read
         first = x.minimum(rows.i, last)
@@ -69,24 +73,97 @@ def write_scan(vnni: bool) -> str:
             branch.inside = branch.inside & (f.allowed.vectors(LANES)[first] != 0)
         active = branch.inside
         here = f.codes.at(first * f.width)
-        with x.range(0, f.width * LANES, 64) as lines:
-            x.prefetch(here.at(lines.i + _AHEAD), locality=2)
-        with x.when(active.cast("u16") != 0), x.range(0, f.n_q) as each:
-            q = f.queries[each.i]
-            products = _products(x, f, q, first, vnni) - q.total.to("i32").broadcast(LANES)
-            scale = f.scales.vectors(LANES)[first] * q.scale.broadcast(LANES)
-            score = products.to("float") * scale
-            bound = f.margins.vectors(LANES)[first] * q.length.broadcast(LANES)
-            bound = x.fmuladd(f.norms.vectors(LANES)[first], q.error.broadcast(LANES), bound)
-            most = score + bound
-            # bounds include a millionth of the lengths, so that no score below overflows
-            large = bound.compare("uge", x.constant(_FLOATS, _LARGEST)) & active
-            with x.when(large.cast("u16") != 0):
-                q.overflow = 1
-            mask = most.compare("uge", q.threshold.broadcast(LANES)) & active  # NaN may be among the best
-            with x.when((mask.cast("u16") != 0) & (q.overflow == 0)):
-                x.call("keep", f, q, most, score - bound, first.to("u32"), mask.cast("u16"))
+        size = f.width * LANES
+        with x.when((active.cast("u16") == 0) | (f.n_q < many)):
+            _fetch(x, here, x.constant("i64", 0), size)
+        with x.when(active.cast("u16") != 0):
+            floats = [array.vectors(LANES)[first] for array in (f.scales, f.margins, f.norms)]
+            block = _Rows(first.to("u32"), active, *floats)
+            together = f.n_q & -many
+            with x.when(together > 0):
+                _transpose(x, f, here)
+            with x.range(0, together, many) as group:
+                # each group fetches a part, because few reads can be under way at a time
+                _fetch(x, here, *(size * at // together & -64 for at in (group.i, group.i + many)))
+                queries = [f.queries[group.i + number] for number in range(many)]
+                for q, products in zip(queries, _products_of_many(x, f, queries, vnni), strict=True):
+                    _judge(x, f, q, products, block)
+            with x.range(together, f.n_q) as each:
+                q = f.queries[each.i]
+                _judge(x, f, q, _products(x, f, q, first, vnni), block)
     return module(_shrink(), _keep(), x)
+
+
+def _fetch(x: Function, codes: Array, start: Value, stop: Value) -> None:
+    """Fetch what is ahead of the bytes ``start`` to ``stop`` of codes into the second-level cache."""
+    with x.range(start, stop, 64) as lines:
+        x.prefetch(codes.at(lines.i + _AHEAD), locality=2)
+
+
+class _Rows(NamedTuple):
+    """16 rows: the number of the first, which of them may be found, and what their bounds are made of."""
+
+    number: Value
+    active: Value
+    scales: Value
+    margins: Value
+    norms: Value
+
+
+def _judge(x: Function, f: Record, q: Record, products: Value, rows: _Rows) -> None:
+    """Keep the rows that may be among the best of a query, by the products of its bytes with their codes."""
+    products = products - q.total.to("i32").broadcast(LANES)
+    score = products.to("float") * (rows.scales * q.scale.broadcast(LANES))
+    bound = rows.margins * q.length.broadcast(LANES)
+    bound = x.fmuladd(rows.norms, q.error.broadcast(LANES), bound)
+    most = score + bound
+    # bounds include a millionth of the lengths, so that no score below overflows
+    large = bound.compare("uge", x.constant(_FLOATS, _LARGEST)) & rows.active
+    mask = most.compare("uge", q.threshold.broadcast(LANES)) & rows.active  # NaN may be among the best
+    with x.when((mask | large).cast("u16") != 0):
+        with x.when(large.cast("u16") != 0):
+            q.overflow = 1
+        with x.when((mask.cast("u16") != 0) & (q.overflow == 0)):
+            x.call("keep", f, q, most, score - bound, rows.number, mask.cast("u16"))
+
+
+def _transpose(x: Function, f: Record, codes: Array) -> None:
+    """Write words 0 of 16 rows of codes to the scratch memory, then words 1 of them, and so on.
+
+    Squares of 16 rows and 16 words are transposed as a square of squares is: the two off its diagonal change
+    places, for squares of 8, 4, 2 words and of one.
+    """
+    scratch = f.scratch
+    with x.range(0, f.width, CHUNK) as loop:
+        rows = [_words(codes.at(row * f.width), loop.i) for row in range(LANES)]
+        for size in (8, 4, 2, 1):
+            low = [lane + (LANES - size if lane & size else 0) for lane in range(LANES)]
+            high = [lane + (LANES if lane & size else size) for lane in range(LANES)]
+            for upper in (number for number in range(LANES) if not number & size):
+                a, b = rows[upper], rows[upper + size]
+                rows[upper], rows[upper + size] = x.shuffle(a, b, low), x.shuffle(a, b, high)
+        words = scratch.at(loop.i * LANES).cast("i32", 1)
+        for number, row in enumerate(rows):
+            words.vectors(LANES)[LANES * number] = row
+
+
+def _products_of_many(x: Function, f: Record, queries: list[Record], vnni: bool) -> list[Value]:
+    """Return for each query the products of its bytes with the 16 rows in the scratch memory.
+
+    A word of the rows is read once for all queries, and the products need no sums across lanes. Each query
+    has a sum of even words and one of odd words, because an addition waits for the one before it.
+    """
+    scratch, starts, n_q = f.scratch, [q.bytes for q in queries], len(queries)
+    with x.range(0, f.width, CHUNK, sums=[x.constant(_INTS, 0)] * (2 * n_q)) as loop:
+        words = [start.at(loop.i).cast("i32", 1) for start in starts]
+        rows = scratch.at(loop.i * LANES).cast("i32", 1).vectors(LANES)
+        for number in range(0, CHUNK // 4, 2):
+            pair = rows[LANES * number], rows[LANES * (number + 1)]
+            loop.sums = [
+                dot_bytes(total, pair[at // n_q], words[at % n_q][number + at // n_q].broadcast(LANES), vnni)
+                for at, total in enumerate(loop.sums)
+            ]
+    return [even + odd for even, odd in zip(loop.sums[:n_q], loop.sums[n_q:], strict=True)]
 
 
 def _products(x: Function, f: Record, q: Record, first: Value, vnni: bool) -> Value:

@@ -69,6 +69,7 @@ def find_candidates(
         for part in range(begin, end):
             table = np.zeros(n_q, _QUERY)
             memory = [np.empty((n_q, room + 2 * LANES), dtype) for dtype in (np.uint32, np.float32, np.int32)]
+            scratch = np.empty((codes.codes.shape[1], LANES), np.uint8)
             for name, array in zip(("rows", "most", "least"), memory, strict=True):
                 table[name] = _addresses(array)
             table["bytes"], table["total"] = _addresses(rounded.bytes.numpy()), total
@@ -78,6 +79,7 @@ def find_candidates(
             names = "codes", "scales", "margins", "norms"
             numbers = {name: _address(array.numpy()) for name, array in zip(names, codes, strict=True)}
             numbers |= {"allowed": 0 if keep is None else _address(keep), "queries": _address(table)}
+            numbers["scratch"] = _address(scratch)
             numbers |= {"width": codes.codes.shape[1], "n": n, "n_q": n_q, "k": k, "room": room}
             numbers |= {"start": part * step, "stop": min((part + 1) * step, n)}
             for name, number in numbers.items():
