@@ -30,7 +30,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -340,13 +340,11 @@ class Plaid(StoredRows):
     def _search(self, queries: Representation, k: int, keep: Array | None) -> Hits:
         if not self.covered:
             return self._scan_all(queries, k, keep)
-
-        def search(block: Representation) -> Hits:
-            return self._search_block(cast(MultiVector, block), k, keep)
-
+        search = partial(self._search_block, k=k, keep=keep)
         return search_in_blocks(search, queries, QUERY_BLOCK["multi_vector"])
 
-    def _search_block(self, queries: MultiVector, k: int, keep: Array | None) -> Hits:
+    def _search_block(self, queries: Representation, k: int, keep: Array | None) -> Hits:
+        assert isinstance(queries, MultiVector)
         covered = self.covered
         arrays, search = self.loaded()
         allowed = arrays.filled if keep is None else arrays.filled & keep[:covered]
