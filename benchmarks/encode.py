@@ -41,11 +41,11 @@ def precisions(suite: str) -> tuple[str, ...]:
     """Return the precisions that this CPU computes in hardware, and print why one is missing."""
     import torch
 
-    from irkit.model.hardware import has_bfloat16
+    from irkit.model.hardware import prefers_bfloat16
 
-    if has_bfloat16(torch.device("cpu")):
+    if prefers_bfloat16(torch.device("cpu")):
         return DTYPES
-    print(f"{suite}: no bfloat16; this CPU has neither AVX512-BF16 nor AMX", file=sys.stderr)
+    print(f"{suite}: no bfloat16; this CPU multiplies float32 faster", file=sys.stderr)
     return tuple(kind for kind in DTYPES if kind != "bfloat16")
 
 

@@ -6,7 +6,7 @@ servers take turns; every row is the median of its rounds. Their vectors are com
 timed. Every row is written as soon as it is measured. Searches are in serve_search.py.
 
 Each bar has a row that says if it is met, for the load at which irkit is worst. bfloat16 is left out on a CPU
-that does not multiply bfloat16 numbers in hardware.
+that multiplies float32 faster.
 
 infinity-emb needs an environment of its own: ``pip install "infinity-emb[torch,server]" "typer<0.13"``.
 ``IRKIT_INFINITY`` is the Python of that environment.
@@ -100,11 +100,11 @@ def measured_dtypes() -> list[str]:
     """Return the dtypes that this CPU multiplies in hardware; print which one is left out."""
     import torch
 
-    from irkit.model.hardware import has_bfloat16
+    from irkit.model.hardware import prefers_bfloat16
 
-    if has_bfloat16(torch.device("cpu")):
+    if prefers_bfloat16(torch.device("cpu")):
         return [*DTYPES]
-    print("without bfloat16: this CPU has neither AVX512-BF16 nor AMX, so float32 is faster")
+    print("without bfloat16: this CPU multiplies float32 faster")
     return [dtype for dtype in DTYPES if dtype != "bfloat16"]
 
 

@@ -757,9 +757,9 @@ def test_bfloat16_is_left_out_where_it_is_slow(
 ) -> None:
     from benchmarks.serve import measured_dtypes
 
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": True})
+    monkeypatch.setattr("irkit.model.hardware.prefers_bfloat16", lambda device: True)
     assert measured_dtypes() == ["float32", "bfloat16", "int8"]
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_vnni": True})
+    monkeypatch.setattr("irkit.model.hardware.prefers_bfloat16", lambda device: False)
     assert measured_dtypes() == ["float32", "int8"]
     assert "without bfloat16" in capsys.readouterr().out
 

@@ -895,7 +895,7 @@ def test_vectors_in_files_answer_as_the_model_does(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Documents in bfloat16 where the hardware has it, queries in float32: that is what an index searches."""
-    monkeypatch.setattr("irkit.model.hardware.has_bfloat16", lambda device: True)
+    monkeypatch.setattr("irkit.model.hardware.prefers_bfloat16", lambda device: True)
     monkeypatch.setattr(torch.nn.functional, "cosine_similarity", lambda *_: torch.ones(1))
     model = Model.from_pretrained("model", device="cpu", dtype="auto")
     assert next(model.encoder.parameters()).dtype == torch.bfloat16

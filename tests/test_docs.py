@@ -181,7 +181,7 @@ def hub(minilm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (repository / "snapshots" / ("0" * 40)).symlink_to(minilm)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr("irkit.model.hardware.has_bfloat16", lambda device: False)
+    monkeypatch.setattr("irkit.model.hardware.prefers_bfloat16", lambda device: False)
 
 
 @contextlib.contextmanager

@@ -353,19 +353,24 @@ def test_bfloat16_is_near_and_the_same_model(model, tiny_bert):
 
 
 @pytest.mark.filterwarnings("ignore:.*taking the mean:UserWarning")
-def test_auto_takes_bfloat16_only_where_it_exists_and_is_harmless(tiny_bert, monkeypatch):
+def test_auto_takes_bfloat16_only_where_it_is_faster_and_harmless(tiny_bert, monkeypatch):
     def chosen() -> torch.dtype:
         return next(Model.from_pretrained(tiny_bert, device="cpu", dtype="auto").encoder.parameters()).dtype
 
-    monkeypatch.setattr(hardware, "has_bfloat16", lambda _: True)
+    monkeypatch.setattr(hardware, "prefers_bfloat16", lambda _: True)
     assert chosen() == torch.bfloat16
     with monkeypatch.context() as patch:
         patch.setattr(torch.nn.functional, "cosine_similarity", lambda *_: torch.tensor([1, 0.9989]))
         assert chosen() == torch.float32
-    monkeypatch.setattr(hardware, "has_bfloat16", lambda _: False)
+    monkeypatch.setattr(hardware, "prefers_bfloat16", lambda _: False)
     assert chosen() == torch.float32
-    with pytest.warns(UserWarning, match="bfloat16 on cpu: it has no such instructions"):
+    with pytest.warns(UserWarning, match="bfloat16 on cpu: it multiplies float32 faster"):
         Model.from_pretrained(tiny_bert, device="cpu", dtype="bfloat16")
+
+
+def test_a_cpu_without_instructions_for_bfloat16_prefers_float32(monkeypatch):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_vnni": True, "avx512_bf16": False})
+    assert not hardware.prefers_bfloat16(torch.device("cpu"))
 
 
 @pytest.mark.filterwarnings("ignore:.*taking the mean:UserWarning")
@@ -465,7 +470,7 @@ def test_minilm_in_lower_precision(minilm, data_dir):
     model = Model.from_pretrained(minilm, device="cpu")
     exact = model.encode(some)
     auto = Model.from_pretrained(minilm, device="cpu", dtype="auto")
-    expected = torch.bfloat16 if hardware.has_bfloat16(torch.device("cpu")) else torch.float32
+    expected = torch.bfloat16 if hardware.prefers_bfloat16(torch.device("cpu")) else torch.float32
     assert next(auto.encoder.parameters()).dtype == expected
     assert model.similarity_pairwise(auto.encode(some), exact).min() >= 0.999
     assert auto.fingerprint == model.fingerprint

@@ -208,9 +208,9 @@ def test_arguments_evaluate_where_there_is_something(tmp_path: Path) -> None:
 
 def test_bfloat16_needs_its_instructions_and_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asking = TrainRecipe.resolve(recipe(train={"bf16": True}))
-    monkeypatch.setattr("irkit.training.training_arguments.has_bfloat16", lambda device: True)
+    monkeypatch.setattr("irkit.training.training_arguments.prefers_bfloat16", lambda device: True)
     assert asking.arguments(tmp_path).bf16
-    monkeypatch.setattr("irkit.training.training_arguments.has_bfloat16", lambda device: False)
+    monkeypatch.setattr("irkit.training.training_arguments.prefers_bfloat16", lambda device: False)
     with pytest.warns(UserWarning, match=r"train.bf16.*trains in float32"):
         assert not asking.arguments(tmp_path).bf16
 

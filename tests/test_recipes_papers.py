@@ -428,7 +428,7 @@ def differing(keys: Mapping[str, Any], numbers: Numbers, out: Path) -> list[str]
 @pytest.fixture(autouse=True)
 def _any_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """The numbers are the same on a CPU without bfloat16, which trains in float32."""
-    monkeypatch.setattr("irkit.training.training_arguments.has_bfloat16", lambda _: True)
+    monkeypatch.setattr("irkit.training.training_arguments.prefers_bfloat16", lambda _: True)
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -27,7 +27,7 @@ from irkit.errors import (
     StorageError,
     TrainingError,
 )
-from irkit.model.hardware import has_bfloat16
+from irkit.model.hardware import prefers_bfloat16
 from irkit.training.checkpoints import (
     all_checkpoints,
     load_weights,
@@ -581,7 +581,7 @@ def test_weights_that_cannot_be_written_are_an_error_that_names_the_checkpoint(t
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not has_bfloat16(torch.device("cpu")), reason="needs a CPU that multiplies bfloat16")
+@pytest.mark.skipif(not prefers_bfloat16(torch.device("cpu")), reason="needs a CPU that multiplies bfloat16")
 def test_code_for_other_shapes_is_not_kept(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if "CACHE_CAPACITY" not in name}
     result = subprocess.run(
@@ -610,7 +610,7 @@ def test_a_model_keeps_code_for_few_shapes_too(tiny_bert: Path, monkeypatch: pyt
 
 
 def test_a_cpu_without_bfloat16_trains_in_float32(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("irkit.training.training_arguments.has_bfloat16", lambda _: False)
+    monkeypatch.setattr("irkit.training.training_arguments.prefers_bfloat16", lambda _: False)
     with pytest.warns(UserWarning, match="it trains in float32"):
         arguments = TrainingArguments.parse({"bf16": True, "use_cpu": True}, tmp_path)
     assert not arguments.bf16

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import functools
+import math
 import os
+import time
 import warnings
 from collections.abc import Sequence
 
@@ -85,9 +88,10 @@ def with_dtype(encoder: AnyEncoder, head: Head, tokenizer: Tokenizer, dtype: str
         head: Head of the same model.
         tokenizer: Tokenizer of the same model.
         dtype: ``"float32"``; ``"bfloat16"``; ``"int8"`` (weights and inputs of linear layers, CPU only);
-            ``"auto"``: bfloat16 if the hardware multiplies bfloat16 and each vector of 16 built-in sentences
-            keeps a cosine of 0.999 to its float32 vector, otherwise float32. For a multi-vector model the
-            sentences are encoded as documents and as queries, because pooling and expansion differ.
+            ``"auto"``: bfloat16 if the device multiplies it faster than float32 and each vector of 16
+            built-in sentences keeps a cosine of 0.999 to its float32 vector, otherwise float32. For a
+            multi-vector model the sentences are encoded as documents and as queries, because pooling and
+            expansion differ.
 
     Returns:
         The encoder.
@@ -97,7 +101,7 @@ def with_dtype(encoder: AnyEncoder, head: Head, tokenizer: Tokenizer, dtype: str
     """
     device = next(encoder.parameters()).device
     if dtype == "auto":
-        if not has_bfloat16(device):
+        if not prefers_bfloat16(device):
             return encoder
         half, its_head = copy.deepcopy((encoder, head))  # together: a head may share a weight of the encoder
         half.to(torch.bfloat16)
@@ -108,10 +112,8 @@ def with_dtype(encoder: AnyEncoder, head: Head, tokenizer: Tokenizer, dtype: str
         )
         return encoder.to(torch.bfloat16) if alike else encoder
     if dtype == "bfloat16":
-        if not has_bfloat16(device):
-            warnings.warn(
-                f"bfloat16 on {device}: it has no such instructions, float32 will be faster", stacklevel=3
-            )
+        if not prefers_bfloat16(device):
+            warnings.warn(f"bfloat16 on {device}: it multiplies float32 faster; choose float32", stacklevel=3)
         return encoder.to(torch.bfloat16)
     if dtype == "int8":
         if not isinstance(encoder, Encoder) or device.type != "cpu":
@@ -135,12 +137,31 @@ def keep_few_shapes() -> None:
         os.environ.setdefault(name, "64")
 
 
-def has_bfloat16(device: torch.device) -> bool:
-    """Return True if the device has instructions that multiply bfloat16 numbers."""
+def prefers_bfloat16(device: torch.device) -> bool:
+    """Return True if the device multiplies bfloat16 numbers faster than float32.
+
+    Instructions for bfloat16 do not tell: those of Intel's processors without AMX take longer than float32
+    does. A CPU that has such instructions is timed, once in a process.
+    """
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     features = torch.cpu.get_capabilities()
-    return any(features.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+    return any(features.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16")) and _speedup() > 1
+
+
+@functools.cache
+def _speedup() -> float:
+    """Return the time of a product in float32 over that in bfloat16 on this CPU; both take milliseconds."""
+    seconds = dict.fromkeys((torch.float32, torch.bfloat16), math.inf)
+    factors = {
+        dtype: (torch.ones(512, 768, dtype=dtype), torch.ones(768, 768, dtype=dtype)) for dtype in seconds
+    }
+    for _ in range(5):  # in turns; the best times are those without other work beside them
+        for dtype, (rows, weight) in factors.items():
+            start = time.perf_counter()
+            F.linear(rows, weight)
+            seconds[dtype] = min(seconds[dtype], time.perf_counter() - start)
+    return seconds[torch.float32] / seconds[torch.bfloat16]
 
 
 def _vectors(encoder: AnyEncoder, head: Head, tokenizer: Tokenizer) -> list[torch.Tensor]:

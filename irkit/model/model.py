@@ -92,7 +92,7 @@ class Model(EncodingModel):
             device: Device of the model; by default a GPU if there is one. With several devices, such as
                 ``["cuda:0", "cuda:1"]``, all encode documents for an index, and the first does the rest.
             dtype: Encoder's precision: float32, bfloat16, int8 (CPU) or auto. The last is bfloat16 if the
-                hardware has it and it hardly changes the vectors (cosine 0.999), else float32.
+                device multiplies it faster and it hardly changes the vectors (cosine 0.999), else float32.
             attention: auto, eager, sdpa or flash.
 
         Raises:

@@ -16,7 +16,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from irkit.arguments import suggest
 from irkit.errors import ConfigError, MissingDependencyError, require
-from irkit.model.hardware import has_bfloat16
+from irkit.model.hardware import prefers_bfloat16
 
 _EVALUATING = ("eval_steps", "load_best_model_at_end", "early_stopping_patience", "eval_on_start")
 _OF_TRANSFORMERS = (
@@ -84,9 +84,9 @@ class TrainingArguments(transformers.TrainingArguments):
     def __post_init__(self) -> None:
         require("accelerate", "train", "Training")
         self.use_cpu = self.use_cpu or not torch.accelerator.is_available()  # otherwise bf16 requires a GPU
-        if self.bf16 and self.use_cpu and not has_bfloat16(torch.device("cpu")):
+        if self.bf16 and self.use_cpu and not prefers_bfloat16(torch.device("cpu")):
             warnings.warn(
-                "train.bf16: this CPU has no such instructions and would train slower; it trains in float32",
+                "train.bf16: this CPU multiplies float32 faster than bfloat16; it trains in float32",
                 stacklevel=2,
             )
             self.bf16 = False
