@@ -127,8 +127,7 @@ class Flat(StoredRows):
             "codes", lambda: Codes(*(torch.from_numpy(read(f"{name}.bin")) for name in CODES))
         )
         found = find_candidates(codes, queries.values, k, keep)
-        # a product of all rows with many queries takes far less time for each of them than with one
-        most = len(self) // (self._share * min(4, len(queries)))
+        most = len(self) // self._share
         left = [number for number, rows in enumerate(found) if rows is None or len(rows) > most]
         for number in left:
             found[number] = np.empty(0, np.int64)
@@ -145,13 +144,18 @@ class Flat(StoredRows):
 
     def _chosen_scores(self, queries: Dense, chosen: Array) -> Array:
         """Return the exact scores ``(n_q, width)`` of the rows that are chosen for each query; -1 is none."""
+        own = queries.arrays()["values"]
         if self.config.dtype == "float32":
-            values = self._slice(0, len(self))
-        else:  # convert the rows that are chosen, each once
-            chosen, rows = chosen.copy(), np.unique(chosen[chosen >= 0])
-            chosen[chosen >= 0] = np.searchsorted(rows, chosen[chosen >= 0])
-            values = self._represent(rows)
-        return pair_scores(self._metric, queries.arrays()["values"], values.arrays()["values"], chosen)
+            return pair_scores(self._metric, own, self._slice(0, len(self)).arrays()["values"], chosen)
+        # convert the rows of some queries at a time, each row once
+        size, parts = max(1, self.store.limits.scan_numbers // (self.dim * chosen.shape[1])), []
+        for start in range(0, len(own), size):
+            part = chosen[start : start + size]
+            rows = np.unique(part.clip(0))
+            values = self._represent(rows).arrays()["values"]
+            at = np.where(part < 0, -1, np.searchsorted(rows, part))
+            parts.append(pair_scores(self._metric, own[start : start + size], values, at))
+        return np.concatenate(parts)
 
     def _longest(self, rows: Array | slice, values: Array) -> float:
         if not self._has_codes():

@@ -34,8 +34,8 @@ class Limits:
         flat_scan: Dense vectors that `flat` scores without a look at their codes.
         flat_share: `flat` also scores all vectors without codes if there are fewer than ``flat_share``
             vectors per hit, if a filter allows less than 1 / ``flat_share`` of them, or if the codes leave
-            more than 1 / ``flat_share`` of them (for a batch of queries, a quarter of that). The first and
-            the last rule use 2 instead for vectors in another dtype than float32, which are converted.
+            more than 1 / ``flat_share`` of them. The first and the last rule use 2 instead for vectors in
+            another dtype than float32, which are converted.
         bm25_drift: Relative change of the mean length of documents that makes BM25 compute all weights again.
         bm25_uncounted: Share of the rows that statistics of BM25 need not include; opening counts them.
         inverted_unlisted: Rows that are not listed on disk; a search lists them in memory.
