@@ -101,12 +101,26 @@ def test_amounts() -> None:
         *(8_800_000, 1_000_000_000, 250_000, 10_000)
     ]
     assert (parse_seconds("50ms"), parse_seconds("0.2 s"), parse_bytes("64GB")) == (0.05, 0.2, 64e9)
-    for parse, wrong in ((parse_documents, "-1"), (parse_documents, "1T"), (parse_documents, "0")):
+    for parse, wrong in ((parse_documents, "-1"), (parse_documents, "1T"), (parse_documents, "8,8M")):
         with pytest.raises(BadValueError, match="expected a number of documents, such as 100M"):
             parse(wrong)
     for wrong in ("50", "50m", "", "1.2.3s"):
         with pytest.raises(BadValueError, match="expected a time, such as 50ms"):
             parse_seconds(wrong)
+
+
+@pytest.mark.parametrize("query_ms", [3.5, 5.5])
+def test_a_measured_machine_decides(query_ms: float, measured: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [
+        item | {QUERY: query_ms} if item["documents"] == 100_000 else item for item in costs.rows_of("plaid")
+    ]
+    content = costs.read_costs() | {"rows": rows}
+    for module in ("costs", "machine_plan"):
+        monkeypatch.setattr(f"irkit.planning.{module}.read_costs", lambda: content)
+    predicted = costs.fit(rows, QUERY).at(100_000)
+    found = plan(100_000, "plaid", latency=(predicted + query_ms) / 2000)
+    assert found.is_measured is (found.machines == 1) is (query_ms < predicted)
+    assert not found.is_measured or found.query_ms == query_ms
 
 
 def test_what_is_refused(measured: None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import signal
@@ -26,11 +27,12 @@ from three_heads import make_model
 from irkit import Retriever
 from irkit.data import Document
 from irkit.encoder_free import BM25, RM3
-from irkit.errors import BadTypeError, BadValueError, MissingDependencyError, StorageError
+from irkit.errors import BadTypeError, BadValueError, IrkitError, MissingDependencyError, StorageError
 from irkit.index import Limits, Store, create_index, index_config, use_limits
 from irkit.ray_engine import PartialResultWarning, ShardedRetriever, build_shards
 from irkit.ray_engine.ray_build import _encoder
 from irkit.ray_engine.ray_start import parse_engine, start_ray
+from irkit.ray_engine.ray_stream import stream
 from irkit.ray_engine.shard_builder import Portion, ShardBuilder
 from irkit.shards import ShardedDocuments, ShardedIndex, ShardedStore, open_store
 from irkit.shards.placement import shard_of
@@ -73,6 +75,8 @@ def test_a_start_keeps_the_handler_of_signals_and_names_the_address(monkeypatch:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(15))
         if "away" in address:
             raise ConnectionError("timeout")
+        if ":" not in address:
+            raise ValueError("Invalid address format")
 
     stand_in = SimpleNamespace(is_initialized=lambda: False, init=init)
     setup = SimpleNamespace(maybe_enable_token_auth_if_token_available=lambda **_: None)
@@ -83,7 +87,37 @@ def test_a_start_keeps_the_handler_of_signals_and_names_the_address(monkeypatch:
     assert signal.getsignal(signal.SIGTERM) is before
     with pytest.raises(BadValueError, match=r"Ray at 'ray://away:1': timeout; expected a cluster"):
         start_ray("ray://away:1")
+    with pytest.raises(BadValueError, match="Ray at 'here': Invalid address format; expected a cluster"):
+        start_ray("here")
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_client_goes_on_after_the_last_result_if_its_relay_dies() -> None:
+    begun: list[int] = []
+
+    class RayError(Exception):
+        pass
+
+    def relay(work: Any, done: int, gpu: bool) -> Any:
+        begun.append(done)
+        left = iter([list(range(done, done + 2)), None] if done < 4 else [[4], []])
+        return SimpleNamespace(take=SimpleNamespace(remote=lambda: next(left)))
+
+    def get(numbers: list[int] | None) -> list[tuple[int, None]]:
+        if numbers is None:
+            raise RayError("the relay died")
+        return [(number, None) for number in numbers]
+
+    ray = SimpleNamespace(
+        util=SimpleNamespace(client=SimpleNamespace(ray=SimpleNamespace(is_connected=lambda: True))),
+        remote=lambda kind: SimpleNamespace(options=lambda **_: SimpleNamespace(remote=relay)),
+        **{"put": lambda work: work, "get": get, "kill": lambda relay: None},
+        exceptions=SimpleNamespace(RayError=RayError),
+    )
+    assert list(stream(ray, lambda start: iter(()), lambda: abs)) == [0, 1, 2, 3, 4]
+    assert begun == [0, 2, 4]
+    with pytest.raises(IrkitError, match="work on Ray: it failed 5 times in a row: RayError: the relay died"):
+        list(stream(SimpleNamespace(**vars(ray) | {"get": lambda _: get(None)}), iter, lambda: abs))
 
 
 def test_work_that_ray_cannot_do_is_refused_before_it_is_started(
@@ -99,7 +133,9 @@ def test_work_that_ray_cannot_do_is_refused_before_it_is_started(
         code, _, error = command(*words, "--out", str(out))
         assert code == 2
         assert wanted in error
-    for documents in (iter(["one"]), (text for text in ["one"])):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for documents in (iter(["one"]), (text for text in ["one"]), "-", pipe):
         with pytest.raises(BadTypeError, match="only once"):
             build_shards("bm25", documents, out, shards=2)
     for options in ({"shards": 0}, {"shards": 2, "chunk_size": 0}):
@@ -518,8 +554,7 @@ from irkit import Retriever
 from irkit.ray_engine import ShardedRetriever, build_shards
 
 folder, address = sys.argv[1:]
-texts = [(str(number), f"word{number} word{number % 7}") for number in range(300)]
-build_shards("bm25", texts, f"{folder}/ray", shards=3, chunk_size=90, address=address).close()
+build_shards("bm25", "corpus.jsonl", f"{folder}/ray", shards=3, chunk_size=90, address=address).close()
 queries = ["word3 word299", "word5"]
 with Retriever.load(f"{folder}/one") as one, ShardedRetriever.load(f"{folder}/ray", timeout=120) as many:
     assert many.search(queries) == one.search(queries)
@@ -553,11 +588,17 @@ def head(token: str, folder: str) -> Iterator[str]:
 def test_a_client_of_a_cluster_builds_and_searches(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="needs: pip install 'irkit[ray]'")
     texts = [(str(number), f"word{number} word{number % 7}") for number in range(300)]
-    Retriever.build("bm25", texts, tmp_path / "one", shards=3, chunk_size=90).close()
+    lines = [json.dumps({"id": id, "text": text}) for id, text in texts]
+    (tmp_path / "corpus.jsonl").write_text("\n".join(lines))  # the client gives its name in its own folder
+    Retriever.build("bm25", tmp_path / "corpus.jsonl", tmp_path / "one", shards=3, chunk_size=90).close()
     with tempfile.TemporaryDirectory(dir="/tmp") as folder, head("a" * 64, folder) as address:
         for token, worked in (("a" * 64, True), ("b" * 64, False)):
             command = [sys.executable, "-W", "ignore", "-c", CLIENT, str(tmp_path), address]
-            options: Any = {"env": os.environ | {"RAY_AUTH_TOKEN": token}, "capture_output": True}
+            options: Any = {
+                "env": os.environ | {"RAY_AUTH_TOKEN": token},
+                "capture_output": True,
+                "cwd": tmp_path,
+            }
             done = subprocess.run(command, text=True, **options)
             # Ray forks the server of a client beside threads of gRPC, which ends the child now and then
             if "Starting Ray client server failed" in done.stderr:

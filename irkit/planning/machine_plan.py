@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
 
 from irkit.arguments import brief, is_count, suggest
 from irkit.errors import BadValueError
@@ -70,7 +69,7 @@ def parse_amount(text: str | float, units: dict[str, float], expected: str) -> f
         >>> parse_amount("8.8M", {"": 1, "m": 1e6}, "documents")
         8800000.0
     """
-    match = re.fullmatch(r"\s*(\d[\d,_]*(?:\.\d+)?)\s*([a-z]*)\s*", str(text).lower())
+    match = re.fullmatch(r"\s*((?:\d{1,3}(?:[,_]\d{3})+|\d+)(?:\.\d+)?)\s*([a-z]*)\s*", str(text).lower())
     if match is None or match[2] not in units or not float(match[1].replace(",", "").replace("_", "")):
         raise BadValueError(f"plan: got {brief(text)}; expected {expected}")
     return float(match[1].replace(",", "").replace("_", "")) * units[match[2]]
@@ -109,20 +108,23 @@ def plan(documents: int, index: str, *, latency: float | None = None, memory: fl
         raise BadValueError("plan: expected documents of 1 or more, and latency and memory above 0")
     rows = rows_of(index)
     lines = {cost: fit(rows, cost) for cost in (BUILD, BYTES, QUERY, BUILD_MEMORY, MEMORY)}
+    measured = next((row for row in rows if row["documents"] == documents), None)  # on one machine
     overhead = read_costs()["shards"]["overhead ms"]
 
-    def query(machines: int) -> float:
-        return lines[QUERY].at(documents / machines) + (overhead if machines > 1 else 0)
+    def costs(machines: int) -> dict[str, float]:
+        """Return what a machine costs: as it was measured, or else as it is predicted."""
+        if machines == 1 and measured is not None:
+            return {cost: measured[cost] for cost in lines}
+        found = {cost: line.at(documents / machines) for cost, line in lines.items()}
+        return found | {QUERY: found[QUERY] + (overhead if machines > 1 else 0)}
 
     def needed(machines: int) -> float:
         """Return the bytes of memory that the files, the build or the search of a machine take at most."""
-        size = documents / machines
-        return max(
-            size * lines[BYTES].at(size), *(1e6 * lines[cost].at(size) for cost in (BUILD_MEMORY, MEMORY))
-        )
+        own = costs(machines)
+        return max(documents / machines * own[BYTES], 1e6 * own[BUILD_MEMORY], 1e6 * own[MEMORY])
 
     def enough(machines: int) -> bool:
-        return needed(machines) <= memory and (latency is None or query(machines) <= 1000 * latency)
+        return needed(machines) <= memory and (latency is None or costs(machines)[QUERY] <= 1000 * latency)
 
     # the fewest machines: double them until they are enough, then halve the interval
     most = max(1, documents // _LEAST)
@@ -131,39 +133,24 @@ def plan(documents: int, index: str, *, latency: float | None = None, memory: fl
         high = min(2 * high, most)
     if not enough(high):
         raise BadValueError(
-            f"plan: on {high:,} machines a query of {index} takes {query(high):.1f} ms, and a machine needs "
-            f"{needed(high) / 1e9:.2f} GB; allow more of these"
+            f"plan: on {high:,} machines a query of {index} takes {costs(high)[QUERY]:.1f} ms, and a machine "
+            f"needs {needed(high) / 1e9:.2f} GB; allow more of these"
         )
     low = high // 2
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if enough(middle) else (middle, high)
-    return _describe(index, documents, high, lines, query(high), rows)
-
-
-def _describe(
-    index: str, documents: int, machines: int, lines: dict[str, Any], query_ms: float, rows: Any
-) -> MachinePlan:
-    """Make the plan for a number of machines.
-
-    If an index of exactly this size was measured on one machine, its measurements replace the predictions.
-    """
-    size = documents / machines
-    costs = {cost: line.at(size) for cost, line in lines.items()} | {QUERY: query_ms}
-    same = [row for row in rows if row["documents"] == documents] if machines == 1 else []
-    if same:
-        costs = {cost: same[0][cost] for cost in costs}
-    comparisons = {cost: check(rows, cost) for cost in lines}
+    own, checks = costs(high), {cost: check(rows, cost) for cost in lines}
     return MachinePlan(
         index=index,
         documents=documents,
-        machines=machines,
-        per_machine=-(-documents // machines),
-        bytes=documents * costs[BYTES],
-        build_memory=costs[BUILD_MEMORY] * 1e6,
-        memory=costs[MEMORY] * 1e6,
-        build_hours=size * costs[BUILD] / 3.6e9,
-        query_ms=costs[QUERY],
-        is_measured=bool(same),
-        checks={cost: item for cost, item in comparisons.items() if item is not None},
+        machines=high,
+        per_machine=-(-documents // high),
+        bytes=documents * own[BYTES],
+        build_memory=own[BUILD_MEMORY] * 1e6,
+        memory=own[MEMORY] * 1e6,
+        build_hours=documents / high * own[BUILD] / 3.6e9,
+        query_ms=own[QUERY],
+        is_measured=high == 1 and measured is not None,
+        checks={cost: item for cost, item in checks.items() if item is not None},
     )

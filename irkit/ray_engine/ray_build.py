@@ -21,7 +21,7 @@ import numpy as np
 
 from irkit.arguments import check_counts
 from irkit.core.representation import Representation
-from irkit.data import Document, DocumentsLike, Source, parse_documents
+from irkit.data import Document, DocumentsLike, Source, parse_documents, read_documents
 from irkit.encoder_free import EncoderFreeModel
 from irkit.errors import BadTypeError, BadValueError, LockedError, StorageError
 from irkit.index import IndexConfig, StageProgress, Store, WindowsConfig
@@ -90,7 +90,8 @@ def build_shards(
         >>> build_shards("bm25", "corpus.jsonl", "words", shards=16)  # doctest: +SKIP
     """
     check_counts("building on Ray", shards=shards, chunk_size=chunk_size)
-    if isinstance(documents, Iterator) or (isinstance(documents, Source) and documents.once):
+    named = read_documents(documents) if isinstance(documents, str | Path) else documents
+    if isinstance(named, Iterator) or (isinstance(named, Source) and named.once):
         raise BadTypeError(
             "building on Ray: the documents can be read only once; give the name of a file, or a list"
         )

@@ -64,7 +64,7 @@ def _connect(ray: Any, address: str | None) -> None:
             tokens.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
         try:
             ray.init(address=address, log_to_driver=False)
-        except ConnectionError as error:
+        except (ConnectionError, ValueError) as error:
             raise BadValueError(
                 f"connecting to Ray at {brief(address)}: {error}; expected a cluster that lets clients in "
                 "there (ray start --head --ray-client-server-port PORT), and its token in ~/.ray/auth_token"

@@ -47,14 +47,12 @@ def stream(
         IrkitError: Ray failed several times in a row. Errors of ``read`` and of the actors are raised
             unchanged.
     """
-    if ray.util.client.ray.is_connected():
-        yield from _taken_by_client(ray, read, begin, gpu)
-        return
-    work = ray.put((str(Path.cwd()), read, begin))
+    run = _taken_by_client if ray.util.client.ray.is_connected() else _results
+    work = ray.put((str(Path.cwd()), read, begin))  # a model among it would be too large for a client's call
     done, failures = 0, 0
     while True:
         try:
-            for result, error in _results(ray, work, done, gpu):
+            for result, error in run(ray, work, done, gpu):
                 if error is not None:
                     raise error
                 yield result
@@ -153,35 +151,23 @@ def _go_to(folder: str) -> None:
 # ---- a client of a cluster, in which Ray Data does not run ----
 
 
-def _taken_by_client(ray: Any, read: Any, begin: Any, gpu: bool) -> Iterator[Any]:
-    work = ray.put((read, begin))  # a model among it would be too large for a call of a client
-    relay = ray.remote(_Relay).options(num_cpus=0).remote(work, gpu)
+def _taken_by_client(ray: Any, work: Any, done: int, gpu: bool) -> Iterator[tuple[Any, BaseException | None]]:
+    relay = ray.remote(_Relay).options(num_cpus=0).remote(work, done, gpu)
     try:
         while results := ray.get(relay.take.remote()):
-            for result, error in results:
-                if error is not None:
-                    raise error
-                yield result
+            yield from results
     finally:
         ray.kill(relay)
 
 
 class _Relay:
-    """Runs `stream` inside the cluster, in an actor, for a process that is connected as a client."""
+    """Has the results inside the cluster, in an actor, for a process that is connected as a client."""
 
-    def __init__(self, work: tuple[Any, Any], gpu: bool) -> None:
+    def __init__(self, work: tuple[str, Any, Any], done: int, gpu: bool) -> None:
         import ray
 
-        self.results = _kept(stream(ray, *work, gpu=gpu))
+        self.results = _results(ray, ray.put(work), done, gpu)
 
     def take(self) -> list[tuple[Any, BaseException | None]]:
         """Return the next results, each with None, or an error with the result None; empty at the end."""
         return list(itertools.islice(self.results, _TAKEN))
-
-
-def _kept(results: Iterator[Any]) -> Iterator[tuple[Any, BaseException | None]]:
-    try:
-        for result in results:
-            yield result, None
-    except Exception as error:
-        yield None, error
