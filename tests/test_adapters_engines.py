@@ -244,6 +244,21 @@ def test_places_without_an_export(tmp_path: Path) -> None:
             remote(tmp_path / name)
 
 
+@pytest.mark.parametrize("engine", list(ENGINES))
+def test_cosines(engine: str, tmp_path: Path) -> None:
+    pytest.importorskip(ENGINES[engine], reason=REASON)
+    rng = np.random.default_rng(0)
+    items = [Document(f"d{n}", "", vector=rng.standard_normal(DIM) * (1 + n)) for n in range(20)]
+    index = {"kind": "flat", "metric": "cosine"}
+    with Retriever.build("vectors", items, tmp_path / "index", index=index) as retriever:
+        export(retriever, engine, tmp_path / engine)
+        queries = [rng.standard_normal(DIM) * 9 for _ in range(3)]
+        with (LanceDB if engine == "lancedb" else Qdrant)(tmp_path / engine) as remote:
+            for ours, theirs in zip(retriever.search(queries, 5), remote.search(queries, 5), strict=True):
+                assert [hit.id for hit in theirs] == [hit.id for hit in ours]
+                assert [hit.score for hit in theirs] == pytest.approx([hit.score for hit in ours], abs=1e-6)
+
+
 def test_sql_of_filters() -> None:
     types = {"lang": ("string", False), "tags": ("string", True), "mixed": ("other", True)}
     where = parse_filter({"lang": "d'e", "$not": {"tags": "a"}})

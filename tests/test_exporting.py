@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -214,6 +215,63 @@ def test_shards_export_the_same_bytes(tmp_path: Path) -> None:
             export(retriever, "vespa", tmp_path / f"vespa {shards}")
     one, two = ((tmp_path / f"vespa {shards}" / "feed.jsonl").read_bytes() for shards in (1, 2))
     assert one == two
+
+
+def test_a_metric_that_engines_do_not_score_is_refused(tmp_path: Path) -> None:
+    items = [Document("a", "", vector=[3.0, 4.0]), Document("b", "", vector=[1.0, 0.0])]
+    for metric in ("euclidean", "cosine"):
+        Retriever.build("vectors", items, tmp_path / metric, index={"kind": "flat", "metric": metric}).close()
+    with Retriever.load(tmp_path / "euclidean") as retriever:
+        for to in ("qdrant", "qdrant-edge", "lancedb", "opensearch", "elasticsearch", "vespa"):
+            with pytest.raises(BadValueError, match=f"{to} scores by inner products.*'euclidean'; build it"):
+                export(retriever, to, tmp_path / "out")
+            assert not (tmp_path / "out").exists()
+        assert export(retriever, "jsonl", tmp_path / "out.jsonl") == 2
+    with Retriever.load(tmp_path / "cosine") as retriever:
+        assert Contents(retriever, print).about["metric"] == "cosine"
+        assert export(retriever, "opensearch", tmp_path / "out") == 2
+    assert json_lines(tmp_path / "out" / "bulk-00000.ndjson")[1]["vector"] == pytest.approx([0.6, 0.8])
+
+
+def test_a_head_whose_metric_engines_do_not_score_is_refused(tiny_bert: Path, tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the heads are random
+        model = Model.several(tiny_bert, {"dense": {}, "sparse": "token_weight"}, device="cpu")
+    index = {"kind": "several", "indexes": {"dense": {"kind": "flat", "metric": "euclidean"}}}
+    built = Retriever.build(model, {"a": "search index"}, tmp_path / "index", index=index)
+    with built, pytest.raises(BadValueError, match="qdrant-edge scores by inner products"):
+        export(built, "qdrant-edge", tmp_path / "out")
+
+
+def test_vespa_gets_no_character_that_it_refuses(tmp_path: Path) -> None:
+    bad = "a\x00b\x1fc\ufdd0d\ufffee\U0001ffff"
+    items = [Document("a", bad, bad, {"name": bad, "tags": [bad, "x"], "inner": {bad: bad}, bad: None})]
+    with Retriever.build("bm25", items, tmp_path / "index") as retriever:
+        export(retriever, "vespa", tmp_path / "app")
+        [line] = json_lines(tmp_path / "app" / "feed.jsonl")
+        fields, good = line["fields"], "a b c d e "
+        assert (fields["title"], fields["text"], fields["metadata_name"]) == (good, good, good)
+        assert fields["metadata_tags"] == [good, "x"]
+        assert json.loads(fields["metadata"]) == dict(retriever.documents["a"].metadata)
+        strings = [fields["metadata"], *fields["marks"], *fields["metadata_tags"]]
+        assert not re.search("[\x00-\x1f\ufdd0-\ufdef\ufffe\uffff\U0001ffff]", "".join(strings))
+
+
+@pytest.mark.parametrize("character", ["\x01", "\ufdd0", "\uffff", "\U0010fffe"])
+def test_an_id_that_vespa_refuses(character: str, tmp_path: Path) -> None:
+    built = Retriever.build("bm25", {"a": "text", f"b{character}": "text"}, tmp_path / "index")
+    message = rf"has the character U\+{ord(character):04X}; expected ids"
+    with built, pytest.raises(BadValueError, match=message):
+        export(built, "vespa", tmp_path / "app")
+    assert not (tmp_path / "app").exists()
+
+
+def test_an_address_that_is_none(tmp_path: Path) -> None:
+    pytest.importorskip("qdrant_client", reason="needs: pip install 'irkit[engines]'")
+    words = Retriever.build("bm25", {"a": "text"}, tmp_path / "words")
+    for address in ("http://127.0.0.1:abc/notes", "http://[::1/notes"):
+        with pytest.raises(StorageError, match="exporting to http://"):
+            export(words, "qdrant", address)
 
 
 def test_marks() -> None:

@@ -98,6 +98,13 @@ class Contents:
             return {self.kind: Column(self.kind, self.dim)}
         return {name: Column(str(part.representation), part.dim or 1) for name, part in index.parts.items()}
 
+    @property
+    def metrics(self) -> dict[str, str]:
+        """What a score is, by the names of `columns`, see `irkit.index.metrics`."""
+        index = self.retriever.index
+        parts = index.parts if isinstance(index, SeveralIndex) else {self.kind: index}
+        return {name: str(getattr(part.config, "metric", "inner_product")) for name, part in parts.items()}
+
     def vectors(self, item: Exported) -> dict[str, Any]:
         """Return the vectors of a document by the names of `columns`."""
         return item.vector if isinstance(item.vector, dict) else {self.kind: item.vector}
@@ -123,14 +130,20 @@ class Contents:
 
     @property
     def about(self) -> dict[str, Any]:
-        """What a search of the exported documents must know: the model, and the keys of the metadata."""
+        """What a search of the exported documents must know: model, metric and keys of the metadata."""
         return {
             "model": self.retriever.store.meta["model"],
             "kind": self.kind,
             "dim": self.dim,
             "documents": len(self.retriever),
+            "metric": next(iter(self.metrics.values())),
             "keys": self.retriever.documents.metadata_keys(),
         }
+
+    def ids(self) -> Iterator[str]:
+        """Yield the ids of the documents."""
+        for rows in self._blocks():
+            yield from self.retriever.documents.ids(rows)
 
     def __iter__(self) -> Iterator[Exported]:
         retriever = self.retriever

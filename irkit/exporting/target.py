@@ -19,6 +19,7 @@ class Target:
         write: Writes the contents of an index to a path that does not exist yet. It is published afterwards.
         kinds: Kinds of representation that the target holds.
         several: Whether it holds several representations of a document.
+        scores: Whether what it holds is scored by an engine, by inner products.
         is_folder: Whether the export is a folder rather than a file.
         suffix: Extension that a file must have.
         send: Sends the contents of an index to the address of a server; None if only paths are written.
@@ -27,6 +28,7 @@ class Target:
     write: Callable[[Contents, Path], None]
     kinds: tuple[str, ...] = ("dense", "multi_vector", "sparse")
     several: bool = False
+    scores: bool = True
     is_folder: bool = False
     suffix: str = ""
     send: Callable[[Contents, str], None] | None = None

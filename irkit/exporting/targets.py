@@ -38,7 +38,8 @@ def export(
 ) -> int:
     """Export the documents, metadata and vectors of an index; memory does not grow with the index.
 
-    What is written to a path appears whole or not at all.
+    The local mode of qdrant-client is the exception: ``"qdrant"`` to a folder holds the whole collection in
+    memory, and ``"qdrant-edge"`` does not. What is written to a path appears whole or not at all.
 
     Args:
         retriever: The index. Documents that are removed are left out.
@@ -99,7 +100,7 @@ def _check_contents(contents: Contents, to: str, target: Target) -> None:
     """Refuse an index that a target cannot hold.
 
     Raises:
-        BadValueError: It holds other kinds of vectors, or documents have several.
+        BadValueError: It holds other kinds of vectors or scores otherwise, or documents have several.
     """
     if contents.kind == "several":
         if not target.several:
@@ -113,6 +114,11 @@ def _check_contents(contents: Contents, to: str, target: Target) -> None:
         raise BadValueError(
             f"export: {to} holds {' and '.join(target.kinds)}, and this index is {contents.kind}; "
             "export to another engine, or to jsonl"
+        )
+    if target.scores and "euclidean" in contents.metrics.values():
+        raise BadValueError(
+            f"export: {to} scores by inner products, and the metric of this index is 'euclidean'; build it "
+            "with the metric 'inner_product' or 'cosine', or export to jsonl or parquet"
         )
     if contents.retriever.index.windows is not None:
         raise BadValueError(

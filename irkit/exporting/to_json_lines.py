@@ -38,4 +38,4 @@ def _write(contents: Contents, path: Path) -> None:
             stream.write(json.dumps(record(contents, item), ensure_ascii=False) + "\n")
 
 
-TARGET = Target(_write, suffix=".jsonl", several=True)
+TARGET = Target(_write, suffix=".jsonl", several=True, scores=False)

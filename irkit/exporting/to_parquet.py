@@ -45,4 +45,4 @@ def _write(contents: Contents, path: Path) -> None:
             writer.write_batch(arrow.RecordBatch.from_pylist(rows, schema=schema))
 
 
-TARGET = Target(_write, suffix=".parquet", several=True)
+TARGET = Target(_write, suffix=".parquet", several=True, scores=False)

@@ -8,6 +8,7 @@ numbers.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -124,11 +125,12 @@ def _write(contents: Contents, path: Path) -> None:
 
 
 def _send(contents: Contents, address: str) -> None:
-    url, collection = split_address(address)
-    client = require("qdrant_client", "engines", "irkit export --to qdrant").QdrantClient(
-        url=url, check_compatibility=False
-    )
-    with reraise_as(StorageError, f"exporting to {address}", "is the server up?"):
+    library = require("qdrant_client", "engines", "irkit export --to qdrant")
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(reraise_as(StorageError, f"exporting to {address}", "is the server up?"))
+        url, collection = split_address(address)
+        client = library.QdrantClient(url=url, check_compatibility=False)
+        stack.callback(client.close)
         if client.collection_exists(collection):
             raise StorageError(f"exporting to {address}: the collection exists; choose another name")
         _create(client, collection, contents)  # an error if another export has made it meanwhile

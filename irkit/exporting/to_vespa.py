@@ -14,11 +14,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from irkit.arguments import brief
+from irkit.errors import BadValueError
 from irkit.exporting.contents import Contents, Exported, KeyTypes
 from irkit.exporting.marks import MARKS, marks
 from irkit.exporting.target import Target
 
-_REFUSED = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")  # in texts, such as form feeds of PDF
+_PLANES = "".join(f"{chr(plane + 0xFFFE)}{chr(plane + 0xFFFF)}" for plane in range(0, 0x110000, 0x10000))
+_REFUSED = re.compile(f"[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufdd0-\ufdef{_PLANES}]")
+"""Characters that no string of Vespa may have: controls such as form feeds of PDF, and noncharacters."""
+
 _TYPES = {"number": "double", "string": "string", "boolean": "bool"}
 _SERVICES = """<?xml version="1.0" encoding="UTF-8"?>
 <services version="1.0">
@@ -72,17 +77,17 @@ def schema(contents: Contents) -> str:
 def put(contents: Contents, item: Exported) -> dict[str, Any]:
     """Return the operation of Vespa that stores a document: a line of the feed."""
     document = item.document
-    title, text = (_REFUSED.sub(" ", part) for part in (document.title, document.text))
+    title, text = _clean(document.title), _clean(document.text)
     fields: dict[str, Any] = {"id": document.id, "title": title, "text": text}
-    fields["metadata"] = json.dumps(dict(document.metadata), ensure_ascii=False)
-    fields[MARKS] = marks(document.metadata)
+    fields["metadata"] = _escape(json.dumps(dict(document.metadata), ensure_ascii=False))
+    fields[MARKS] = [_escape(mark) for mark in marks(document.metadata)]
     for key, (name, kind) in _attributes(contents.keys).items():
         value = document.metadata.get(key)
         if value is not None and kind.startswith("array"):
             values = value if isinstance(value, list) else [value]
             value = [one for one in values if one is not None]
         if value is not None:
-            fields[name] = value
+            fields[name] = _clean(value)
     if contents.kind == "dense":
         fields["vector"] = {"values": item.vector.tolist()}
     elif contents.kind == "multi_vector":
@@ -91,6 +96,32 @@ def put(contents: Contents, item: Exported) -> dict[str, Any]:
     elif not contents.is_bm25:
         fields["vector"] = {"cells": contents.weights("sparse", item.vector)}
     return {"put": f"id:irkit:passage::{document.id}", "fields": fields}
+
+
+def _clean(value: Any) -> Any:
+    """Return a string, or each string of a list, with spaces for characters that Vespa refuses."""
+    if isinstance(value, list):
+        return [_clean(item) for item in value]
+    return _REFUSED.sub(" ", value) if isinstance(value, str) else value
+
+
+def _escape(text: str) -> str:
+    """Return JSON with escapes for characters that Vespa refuses; it stands for the same value."""
+    return _REFUSED.sub(lambda found: json.dumps(found[0])[1:-1], text)
+
+
+def _check_ids(contents: Contents) -> None:
+    """Refuse ids that Vespa refuses.
+
+    Raises:
+        BadValueError: An id has a control character or a noncharacter.
+    """
+    for name in contents.ids():
+        if found := _REFUSED.search(name):
+            raise BadValueError(
+                f"export: the id {brief(name)} has the character U+{ord(found[0]):04X}; expected ids without "
+                "control characters and noncharacters, which Vespa refuses; rename the document"
+            )
 
 
 def _attributes(keys: dict[str, KeyTypes]) -> dict[str, tuple[str, str]]:
@@ -124,6 +155,7 @@ def _lines(contents: Contents) -> Iterator[str]:
 
 
 def _write(contents: Contents, path: Path) -> None:
+    _check_ids(contents)
     (path / "schemas").mkdir(parents=True)
     (path / "services.xml").write_text(_SERVICES)
     (path / "schemas" / "passage.sd").write_text(schema(contents))

@@ -21,6 +21,7 @@ from irkit.exporting.contents import split_rows
 from irkit.index.array_files import Array
 from irkit.index.filters import Group, check_key, conditions
 from irkit.index.filters import parse_filter as parse_conditions
+from irkit.index.metrics import unit
 from irkit.retrieval.collection import AnyModel, check_model, load_model
 from irkit.retrieval.reranking import RerankOptions, RerankRunOptions, parse_id_lists
 from irkit.retrieval.retriever import Retriever
@@ -145,7 +146,10 @@ class RemoteRetriever(OtherRetriever):
         """Yield, for each query, the vector or text that the engine searches with."""
         for start in range(0, len(contents), _QUERIES):
             part = contents[start : start + _QUERIES]
-            yield from split_rows(self.model.encode_representation(part, "query"))
+            encoded = self.model.encode_representation(part, "query")
+            if self.about.get("metric") == "cosine":  # the documents were stored with length 1
+                encoded = unit(encoded)
+            yield from split_rows(encoded)
 
     def _parse(self, queries: Any, operation: str) -> tuple[list[Any], bool]:
         """Return the queries in the form of the model, and whether the caller passed a single query."""
