@@ -197,8 +197,12 @@ def test_what_a_search_refuses(exported, engine: str) -> None:
             remote.search(queries, filter={"yaer": 2000})
         with pytest.raises(BadValueError, match="k is 0"):
             remote.search(queries, 0)
-        with pytest.raises(BadValueError, match=r"up to 2\*\*53"):
-            remote.search(queries, filter={"year": {"<": 1 << 60}})
+        for large in (1 << 60, 1 << 53, -(1 << 53)):  # 2**53 + 1 is rounded to 2**53
+            with pytest.raises(BadValueError, match=r"whole numbers below 2\*\*53"):
+                remote.search(queries, filter={"year": large})
+        assert remote.search(queries[0], filter={"year": {"<": (1 << 53) - 1}})
+        with pytest.raises(BadValueError, match="has no document 'no'; give ids"):
+            remote.rerank(queries[0], ["d1", "no"])
         if engine != "lancedb":
             with pytest.raises(BadValueError, match="Qdrant has no order of strings"):
                 remote.search(queries, filter={"lang": {">": "de"}})

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 
@@ -18,6 +19,7 @@ from irkit import Hybrid, Retriever
 from irkit.client import Client
 from irkit.client.transport import Transport
 from irkit.errors import BadTypeError, BadValueError, CorruptError, StorageError
+from irkit.evaluation.run import Run
 from irkit.ray_engine import PartialResultWarning, ShardedRetriever
 from irkit.ray_engine.ray_search import open_on_actors
 from irkit.ray_engine.shard_actors import Answers, ShardActors, _ThreadView
@@ -133,6 +135,10 @@ def test_an_engine_is_served_and_not_changed(
         ranked = client.post("/indexes/words/search", json=again).json()["results"][0]["hits"]
         assert [hit["id"] for hit in ranked] == [hit.id for hit in words.search(QUERY, 4)][1:]
         body = {"queries": [QUERY], "ids": [["d3", "d1", "no"]]}
+        for name in ("words", "far"):
+            answer = client.post(f"/indexes/{name}/rerank", json=body)
+            assert (answer.status_code, "no document 'no'" in answer.json()["error"]) == (422, True)
+        body["ids"] = [["d3", "d1"]]
         assert client.post("/indexes/far/rerank", json=body).json()["results"][0]["hits"][0]["id"] == "d1"
         documents = client.get("/indexes/far/documents?id=d1&id=d2").json()["documents"]
         assert [item["id"] for item in documents] == ["d1", "d2"]
@@ -184,6 +190,28 @@ def test_candidates_without_a_word_of_the_query_score_0(words: Retriever, tmp_pa
     ours, theirs = words.rerank("word1", ids), far.rerank("word1", ids)
     assert [(hit.id, hit.score) for hit in theirs] == [(hit.id, hit.score) for hit in ours]
     assert len(theirs) == 3
+
+
+def test_ties_of_reranking_stay_in_the_order_of_candidates(words: Retriever, tmp_path: Path) -> None:
+    far = Elsewhere(str(tmp_path / "words"))
+    for ids in (["d21", "d6", "d11", "d3", "d2", "d16"], ["d3", "d2", "d8", "d1", "d26"]):
+        for query in ("word1", "common"):
+            ours, theirs = words.rerank(query, ids), far.rerank(query, ids)
+            assert [(hit.id, hit.score) for hit in theirs] == [(hit.id, hit.score) for hit in ours]
+            run = Run([("q", ids, np.zeros(len(ids), np.float32))])
+            assert list(far.rerank({"q": query}, run)) == list(words.rerank({"q": query}, run))
+
+
+def test_reranking_refuses_ids_that_an_engine_lacks(words: Retriever, tmp_path: Path) -> None:
+    far = Elsewhere(str(tmp_path / "words"))
+
+    def flat(queries: Any, lists: Any) -> Any:
+        return [[1.0] * len(line) for line in lists]
+
+    for options in ({}, {"teacher": flat}):
+        asking: Any = options
+        with pytest.raises(BadValueError, match="has no document 'no', nor 1 more of those given; give ids"):
+            far.rerank("word1", ["d1", "no", "d2", "never"], **asking)
 
 
 def test_a_document_that_an_engine_removes_meanwhile_is_left_out(words: Retriever, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from irkit.exporting.marks import MARKS, mark
 from irkit.index.filters import Condition, Group, Parsed
 
 _BOUNDS = {"<": "lt", "<=": "lte", ">": "gt", ">=": "gte"}
-_LARGEST = 1 << 53  # of a float64, which Qdrant compares, that is exact
+_END = 1 << 53  # below it every whole number is a float64, which Qdrant compares; 2**53 + 1 is not
 
 
 def qdrant_filter(parsed: Parsed, models: Any) -> Any:
@@ -73,8 +73,11 @@ def _equal(key: str, value: Any, models: Any) -> Any:
 
 
 def _number(key: str, value: float) -> float:
-    if isinstance(value, int) and abs(value) > _LARGEST:
-        raise BadValueError(f"filter: {key!r} {brief(value)}: Qdrant compares whole numbers up to 2**53")
+    if isinstance(value, int) and abs(value) >= _END:
+        raise BadValueError(
+            f"filter: {key!r} {brief(value)}: Qdrant compares whole numbers below 2**53; store larger ones "
+            "as strings"
+        )
     return float(value)
 
 

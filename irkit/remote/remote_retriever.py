@@ -246,22 +246,41 @@ class RemoteRetriever(OtherRetriever):
                 with self._asking():
                     hits = self._search(query, len(ids), where, True, True)
                 hits += self._unmatched(ids, hits)
-            elif teacher is not None and (documents := self.fetch(ids) if ids else []):
+            elif teacher is not None and ids:
+                documents = self._fetch_all(ids)
                 [scores] = score_checked(teacher, [item], [documents])
-                places = {identifier: place for place, identifier in reversed([*enumerate(ids)])}
                 scored = zip(documents, scores.tolist(), strict=True)
-                hits = [RemoteHit(places[document.id], score, document) for document, score in scored]
+                hits = [RemoteHit(0, score, document) for document, score in scored]
+            # ties stay in the order of the candidates
+            places = {identifier: place for place, identifier in enumerate(dict.fromkeys(ids))}
+            hits = [hit._replace(row=places[hit.document.id]) for hit in hits]
             chosen, hits = self._choose(hits, selection)
             yield [hits[position] for position in chosen[selection.offset :].tolist()]
 
     def _unmatched(self, ids: list[str], hits: list[RemoteHit]) -> list[RemoteHit]:
-        """Return candidates without a term of the query, which engines do not find; their score is 0."""
+        """Return candidates without a term of the query, which engines do not find; their score is 0.
+
+        Raises:
+            BadValueError: The engine has no document of an id.
+        """
         found = {hit.document.id for hit in hits}
-        missing = [name for name in dict.fromkeys(ids) if name not in found]
-        if not missing or self.about["kind"] != "sparse":
-            return []
-        last = max((hit.row for hit in hits), default=-1)
-        return [RemoteHit(last + place, 0.0, each) for place, each in enumerate(self.fetch(missing), 1)]
+        documents = self._fetch_all([name for name in dict.fromkeys(ids) if name not in found])
+        return [RemoteHit(0, 0.0, each) for each in documents] if self.about["kind"] == "sparse" else []
+
+    def _fetch_all(self, ids: list[str]) -> list[Document]:
+        """Return the documents with these ids, in any order.
+
+        Raises:
+            BadValueError: The engine has no document of an id.
+        """
+        documents = self.fetch(ids) if ids else []
+        found = {document.id for document in documents}
+        if missing := [name for name in dict.fromkeys(ids) if name not in found]:
+            others = f", nor {len(missing) - 1} more of those given" if len(missing) > 1 else ""
+            raise BadValueError(
+                f"reranking: {self.name} has no document {missing[0]!r}{others}; give ids of its documents"
+            )
+        return documents
 
     def _content(self, query: Query) -> Any:
         model = self.model

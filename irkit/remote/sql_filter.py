@@ -11,7 +11,7 @@ from irkit.errors import BadValueError
 from irkit.exporting.marks import MARKS, mark
 from irkit.index.filters import Condition, Parsed
 
-_LARGEST = 1 << 53  # of a float64 that is exact
+_END = 1 << 53  # below it every whole number is a float64; 2**53 + 1 is not
 
 
 def sql_filter(parsed: Parsed, types: Mapping[str, tuple[str, bool]]) -> str:
@@ -102,8 +102,11 @@ def _column(key: str) -> str:
 def _literal(key: str, value: Any) -> str:
     if isinstance(value, str):
         return _quote(value)
-    if not abs(value) <= _LARGEST and isinstance(value, int):
-        raise BadValueError(f"filter: {key!r} {brief(value)}: LanceDB compares whole numbers up to 2**53")
+    if isinstance(value, int) and abs(value) >= _END:
+        raise BadValueError(
+            f"filter: {key!r} {brief(value)}: LanceDB compares whole numbers below 2**53; store larger ones "
+            "as strings"
+        )
     return repr(float(value)) if math.isfinite(value) else f"CAST('{float(value)}' AS DOUBLE)"
 
 
