@@ -119,6 +119,8 @@ def test_each_head_has_a_column(several: Retriever, to: str, tmp_path: Path) -> 
         assert row["vector_tokens"] == columns["tokens"][number].tolist()
         weights = zip(*columns["sparse"][number], strict=True)
         assert dict(row["vector_sparse"]) == {terms[term]: weight for term, weight in weights}
+    # metadata that is named leaves the columns out
+    assert [item.metadata for item in read_documents(out, metadata=[])] == [{}] * 3
 
 
 def test_lancedb_takes_integers_that_no_float64_holds(tmp_path: Path) -> None:

@@ -124,8 +124,8 @@ def check_key(key: str, keys: Sequence[str], operation: str = "filter") -> None:
 def check_type(
     condition: Condition,
     kinds: Collection[int],
-    first_row: Callable[[str, int], int],
-    example: Callable[[str, int], Any],
+    first_row: Callable[[str, int], int] = lambda key, kind: 0,
+    example: Callable[[str, int], Any] | None = None,
 ) -> None:
     """Refuse a condition that no document could meet because of the type of its value.
 
@@ -133,7 +133,7 @@ def check_type(
         condition: Condition on a key that occurs.
         kinds: Types of the values of the key.
         first_row: Returns the first row with a value of a key and a type.
-        example: Returns a value of a key and a type.
+        example: Returns a value of a key and a type; None leaves examples out of the message.
 
     Raises:
         BadValueError: No value has the type of an operand; the message names the types that there are.
@@ -149,7 +149,8 @@ def check_type(
                 if kind in _KINDS:
                     names.setdefault(_KINDS[kind], kind)
             existing = " or ".join(
-                f"{name}, such as {brief(example(condition.key, kind))}" for name, kind in names.items()
+                f"{name}, such as {brief(example(condition.key, kind))}" if example else name
+                for name, kind in names.items()
             )
             raise BadValueError(
                 f"filter: {condition.key!r} {condition.sign} {brief(value)} is {own}; documents have "

@@ -19,7 +19,8 @@ from irkit.errors import BadValueError, CorruptError, StorageError, reraise_as
 from irkit.evaluation.run import Run
 from irkit.exporting.contents import split_rows
 from irkit.index.array_files import Array
-from irkit.index.filters import Group, check_key, conditions
+from irkit.index.field_encoding import BOOL, FLOAT, STRING
+from irkit.index.filters import Group, check_key, check_type, conditions
 from irkit.index.filters import parse_filter as parse_conditions
 from irkit.index.metrics import unit
 from irkit.retrieval.collection import AnyModel, check_model, load_model
@@ -39,6 +40,8 @@ from irkit.retrieval.selection import (
 
 _MANIFEST = "irkit.json"
 _QUERIES = 256  # encoded together
+_KINDS = {"number": (FLOAT,), "string": (STRING,), "boolean": (BOOL,)}
+"""Types of `irkit.index.field_encoding` by the type that an export says of a key."""
 
 
 class RemoteHit(NamedTuple):
@@ -287,13 +290,21 @@ class RemoteRetriever(OtherRetriever):
         return model.content(query) if isinstance(model, EncoderFreeModel) else query.text
 
     def _where(self, filter: Filter | None) -> Any:
-        """Check the keys of a filter as `Documents.filter` does, and translate it for the engine."""
+        """Check a filter as `Documents.filter` does, and translate it for the engine.
+
+        The types of values are checked if the export says them.
+
+        Raises:
+            BadValueError: No document could meet a condition, or the engine has no such filter.
+        """
         if filter is None:
             return None
         parsed = parse_conditions(parse_filter(filter))
         for condition in conditions(parsed):
             if condition.key != "_id":
                 check_key(condition.key, self.about["keys"])
+                kind, _ = self.about.get("types", {}).get(condition.key, ("other", False))
+                check_type(condition, _KINDS.get(kind, ()))
         return self._translate(parsed)
 
     def _rank(self, query: Any, selection: Selection, where: Any, texts: bool) -> list[RemoteHit]:
