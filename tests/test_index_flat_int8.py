@@ -10,7 +10,7 @@ import torch
 
 from irkit import Dense, MultiVector, Ragged, Sparse, score
 from irkit.errors import BadValueError, ConfigError
-from irkit.index import Store, create_index, index_config, open_index
+from irkit.index import Limits, Store, create_index, index_config, open_index, use_limits
 
 INT8 = {"kind": "flat", "dtype": "int8"}
 
@@ -39,6 +39,22 @@ def test_nearly_all_of_the_best_in_a_quarter_of_the_bytes(tmp_path: Path) -> Non
     error = 0.5 * np.sqrt(24) / 127 * queries.tokens.lengths.numpy()[:, None]
     assert (np.abs(hits.scores - truth.gather(1, torch.tensor(hits.rows)).numpy()) <= error).all()
     assert index.stats()["bytes"] == len(data.tokens.values) * (24 + 4) + len(data) * 8
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
+def test_rows_that_codes_leave_are_scored_a_few_at_a_time(tmp_path: Path, dtype: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    values, queries = (Dense(torch.randn(n, 24, generator=generator)) for n in (3000, 9))
+    found = []
+    for limits in (Limits(), Limits(scan_scores=900, scan_numbers=4800)):
+        with use_limits(limits), Store.build(tmp_path / str(limits.scan_scores)) as store:
+            index = create_index(store, {"kind": "flat", "dtype": dtype})
+            index.add(values)
+            index.finish()
+            store.publish()
+        found.append(index.search(queries, 30))
+    np.testing.assert_array_equal(found[0].rows, found[1].rows)
+    np.testing.assert_array_equal(found[0].scores, found[1].scores)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8"])

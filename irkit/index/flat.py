@@ -135,8 +135,14 @@ class Flat(StoredRows):
         owners = np.repeat(np.arange(len(rows)), [*map(len, rows)])
         chosen = query_table(owners, np.concatenate(rows), len(rows), -1)
         best = TopK(len(rows), k)
-        if chosen.size:
-            best.push_pairs(self._chosen_scores(queries, chosen), chosen)
+        # as many columns at a time as memory allows; other numbers than float32 are converted
+        limits, size = self.store.limits, self.store.limits.scan_scores
+        if self.config.dtype != "float32":
+            size = min(size, limits.scan_numbers // max(1, self.dim))
+        size = max(1, size // len(rows))
+        for start in range(0, chosen.shape[1], size):
+            part = chosen[:, start : start + size]
+            best.push_pairs(self._chosen_scores(queries, part), part)
         hits = best.hits()
         if left:
             hits.rows[left], hits.scores[left] = self._scan_all(queries[left], k, keep)
@@ -144,18 +150,13 @@ class Flat(StoredRows):
 
     def _chosen_scores(self, queries: Dense, chosen: Array) -> Array:
         """Return the exact scores ``(n_q, width)`` of the rows that are chosen for each query; -1 is none."""
-        own = queries.arrays()["values"]
+        own, chosen = queries.arrays()["values"], np.ascontiguousarray(chosen)
         if self.config.dtype == "float32":
             return pair_scores(self._metric, own, self._slice(0, len(self)).arrays()["values"], chosen)
-        # convert the rows of some queries at a time, each row once
-        size, parts = max(1, self.store.limits.scan_numbers // (self.dim * chosen.shape[1])), []
-        for start in range(0, len(own), size):
-            part = chosen[start : start + size]
-            rows = np.unique(part.clip(0))
-            values = self._represent(rows).arrays()["values"]
-            at = np.where(part < 0, -1, np.searchsorted(rows, part))
-            parts.append(pair_scores(self._metric, own[start : start + size], values, at))
-        return np.concatenate(parts)
+        # convert each row once
+        rows = np.unique(chosen.clip(0))
+        at = np.where(chosen < 0, -1, np.searchsorted(rows, chosen))
+        return pair_scores(self._metric, own, self._represent(rows).arrays()["values"], at)
 
     def _longest(self, rows: Array | slice, values: Array) -> float:
         if not self._has_codes():

@@ -250,7 +250,7 @@ class Index(ABC):
         scores = np.full(rows.shape, -np.inf, np.float32)
         filled, numbers = rows >= 0, self.store.limits.scan_numbers
         if isinstance(queries, Dense) and filled.any():
-            size = max(1, numbers // (rows.shape[1] * self.dim))
+            size = max(1, numbers // (rows.shape[1] * max(1, self.dim)))
             for start in range(0, len(rows), size):
                 part = slice(start, start + size)
                 values = self.representations(rows[part].clip(0).reshape(-1)).arrays()["values"]

@@ -52,8 +52,8 @@ def find_candidates(
     """
     _check(codes, queries, keep)
     n, n_q = len(codes.codes), len(queries)
-    # without the compiled code: the same rule in torch
-    if n < LANES or not cpu_features():
+    # without the compiled code, or where its 32 bits do not hold the products: the same rule in torch
+    if n < LANES or not cpu_features() or codes.codes.shape[1] * 128 * 127 >= 1 << 31:
         kept = None if keep is None else torch.from_numpy(keep)
         return [rows.numpy() for rows in candidates(codes, queries, k, kept)]
     # queries in bytes, and the range of rows of each thread

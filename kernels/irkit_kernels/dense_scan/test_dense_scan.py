@@ -69,6 +69,14 @@ def test_rows_are_those_of_the_reference(features: frozenset[str]) -> None:
         assert 10 <= len(rows) <= 100
 
 
+def test_products_beyond_32_bits() -> None:
+    values = torch.zeros(48, 140_000)
+    values[5], values[7, :70_000] = 1, 1
+    for n_q in (1, 8):
+        found = find_candidates(encode(values), torch.ones(n_q, 140_000), 1)
+        assert all(rows is not None and 5 in rows for rows in found)
+
+
 def test_what_codes_cannot_tell() -> None:
     same = torch.ones(5000, 8)  # all are the best
     assert find_candidates(encode(same), torch.ones(2, 8), 3) == [None, None]
