@@ -10,15 +10,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from irkit_kernels.dense_search.op import METRICS
 
 from irkit import Dense, MultiVector, Ragged, Sparse, score
 from irkit.core.representation import Representation
-from irkit.index import Index, Limits, Store, create_index, dense_scores, open_index, use_limits
+from irkit.index import FlatConfig, Index, Limits, Store, create_index, dense_scores, open_index, use_limits
 from irkit.index.dense_scores import longest_of, pair_scores, push_rows
+from irkit.index.flat import Flat
 from irkit.index.topk import TopK
 
 ROWS, QUERIES = 3000, 70
+METRICS = ("inner_product", "cosine", "euclidean")
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     **{
         f"flat-{dtype}-{metric}": ("dense", {"kind": "flat", "dtype": dtype, "metric": metric})
@@ -26,6 +27,9 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         for metric in METRICS
     },
     **{f"dense-{keep}": ("dense", {"kind": "dense", "keep": keep}) for keep in ("float32", "int8", "none")},
+    "dense-cosine": ("dense", {"kind": "dense", "metric": "cosine"}),
+    "ivf": ("dense", {"kind": "faiss", "factory": "ivf"}),
+    "hnsw": ("dense", {"kind": "faiss", "factory": "hnsw"}),
     "dense-euclidean": ("dense", {"kind": "dense", "metric": "euclidean", "bits": 4}),
     "tokens": ("multi_vector", {"kind": "flat"}),
     "tokens-int8": ("multi_vector", {"kind": "flat", "dtype": "int8"}),
@@ -67,7 +71,7 @@ def test_a_query_alone_finds_what_it_finds_among_others(kind: str, tmp_path: Pat
     rng = np.random.default_rng(1)
     data, queries = make(held, ROWS, rng), make(held, QUERIES, rng)
     for name, limits in (
-        ("codes", Limits(dense_scan=100)),
+        ("codes", Limits(dense_scan=100, faiss_scan=100, faiss_scan_per_hit=1)),
         ("scan", Limits(flat_scan=ROWS, dense_scan=ROWS)),
     ):
         with use_limits(limits):
@@ -98,6 +102,27 @@ def test_a_document_scores_in_a_part_as_in_the_whole(kind: str, tmp_path: Path) 
         np.testing.assert_array_equal(part.rescore(queries, hits.rows[:, :7]), hits.scores[:, :7])
     np.testing.assert_array_equal(best.hits().rows, whole.rows)
     np.testing.assert_array_equal(best.hits().scores, whole.scores)
+
+
+@pytest.mark.parametrize("held", ["dense", "sparse", "multi_vector"])
+def test_documents_are_rescored_a_part_at_a_time(held: str, tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    data, queries = make(held, 500, rng), make(held, 3, rng)
+    rows = rng.integers(-1, 500, (3, 90))
+    whole = build(tmp_path / "index", {"kind": "flat"}, data).rescore(queries, rows)
+    assert (np.isneginf(whole) == (rows < 0)).all()
+    read: list[int] = []
+
+    class Counted(Flat):
+        def representations(self, rows: np.ndarray) -> Representation:
+            read.append(len(rows))
+            return super().representations(rows)
+
+    with use_limits(Limits(scan_numbers=2000)):
+        index = Counted(Store.open(tmp_path / "index"), FlatConfig())
+        np.testing.assert_array_equal(index.rescore(queries, rows), whole)
+        np.testing.assert_array_equal(index.rescore(queries[1:2], rows[1:2]), whole[1:2])
+    assert max(read) <= 20
 
 
 @given(

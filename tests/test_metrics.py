@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from irkit import Dense, MultiVector, Ragged
-from irkit.errors import ConfigError
+from irkit.errors import BadValueError, ConfigError
 from irkit.index import Limits, Store, compact, create_index, open_index, use_limits
 from irkit.index.metrics import unit
 
@@ -119,6 +119,28 @@ def test_metrics_compare_dense_vectors(metric: str, tmp_path: Path) -> None:
         index = create_index(store, {"kind": "flat", "metric": metric})
         with pytest.raises(ConfigError, match=f"metric '{metric}' compares dense vectors, got multi_vector"):
             index.add(tokens)
+
+
+@pytest.mark.parametrize("kind", [{"kind": "flat"}, {"kind": "dense", "keep": "float32"}])
+def test_distances_that_float32_does_not_hold_are_refused(kind: dict[str, Any], tmp_path: Path) -> None:
+    """A sum of infinite squares would be NaN, which is no score, so documents would be lost."""
+    longest = torch.eye(DIM)[:4] * 8.9e18
+    with Store.build(tmp_path / "index") as store:
+        index = create_index(store, {**kind, "metric": "euclidean"})
+        index.add(Dense(longest))
+        with pytest.raises(BadValueError, match=r"adding documents: a vector is longer than 9e\+18.*divide"):
+            index.add(Dense(longest[:1] * 2))
+        index.finish()
+        store.publish()
+    index = open_index(Store.open(tmp_path / "index"))
+    assert len(index) == 4
+    hits = index.search(Dense(-longest[:1]), 4)  # opposite vectors, the longest distance
+    assert (hits.rows[0, 3], np.isfinite(hits.scores).all()) == (0, True)
+    for count in (1, 3):
+        with pytest.raises(BadValueError, match="searching: a vector is longer than"):
+            index.search(Dense(longest[:count] * 1e10), 2)
+    with pytest.raises(BadValueError, match="rescoring: a vector is longer than"):
+        index.rescore(Dense(longest[:1] * 2), np.zeros((1, 1), np.int64))
 
 
 def test_distances_have_no_gpu_search(tmp_path: Path) -> None:

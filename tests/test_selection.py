@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Hashable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -305,6 +305,22 @@ def test_hybrid_chooses_of_the_fused_ranking(notes: Retriever, tmp_path: Path, m
         assert first.text
         assert (only.id, only.text, dict(only.metadata)) == (first.id, "", {})
         assert hybrid.search("common", 1, fields=[])[0].id == first.id
+
+
+def test_groups_of_many_queries_are_searched_in_parts(notes: Retriever) -> None:
+    class Counted(Retriever):
+        asked: ClassVar[list[int]] = []
+
+        def run(self, queries: Any, k: int = 1000, *arguments: Any, **options: Any) -> Run:
+            self.asked.append(len(queries) * k)
+            return super().run(queries, k, *arguments, **options)
+
+    queries = {str(n): "common" for n in range(14_000)}
+    with Counted.load(notes.store.path) as counted:
+        run = Hybrid([counted, counted], depth=60).run(queries, 2, group_by="source")
+    assert (len(Counted.asked) // 2, max(Counted.asked) <= 1 << 19) == (2, True)
+    assert len({tuple(run[query]) for query in queries}) == 1
+    assert list(run.query_ids) == list(queries)
 
 
 def test_groups_of_a_hybrid_in_which_only_an_index_without_weight_finds_something(tmp_path: Path) -> None:

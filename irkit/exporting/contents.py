@@ -130,7 +130,10 @@ class Contents:
 
     @property
     def about(self) -> dict[str, Any]:
-        """What a search of the exported documents must know: model, metric and keys of the metadata."""
+        """What a search of the exported documents must know: model, metric, and keys of the metadata.
+
+        ``types`` has for each key the type of its values, and whether they are in lists. Reads all documents.
+        """
         return {
             "model": self.retriever.store.meta["model"],
             "kind": self.kind,
@@ -138,6 +141,7 @@ class Contents:
             "documents": len(self.retriever),
             "metric": next(iter(self.metrics.values())),
             "keys": self.retriever.documents.metadata_keys(),
+            "types": {key: [types.single, types.in_lists] for key, types in self.keys.items()},
         }
 
     def ids(self) -> Iterator[str]:

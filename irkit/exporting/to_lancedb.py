@@ -70,9 +70,7 @@ def _schema(arrow: Any, contents: Contents, struct: dict[str, bool]) -> Any:
     if not contents.is_bm25:
         vector = arrow.list_(arrow.float32(), contents.dim)
         fields.append(("vector", arrow.list_(vector) if contents.kind == "multi_vector" else vector))
-    keys = {key: [types.single, types.in_lists] for key, types in contents.keys.items()}
-    about = {**contents.about, "types": keys}
-    return arrow.schema(fields, metadata={"irkit": json.dumps(about)})
+    return arrow.schema(fields, metadata={"irkit": json.dumps(contents.about)})
 
 
 def _values(value: Any, in_lists: bool) -> Any:

@@ -385,7 +385,7 @@ class CodedLists(StoredRows):
                 self._rotation(),
                 segments,
                 covered,
-                metric=self._metric,
+                metric="euclidean" if self._metric == "euclidean" else "inner_product",
                 kept=kept.get("kept"),
                 kept_scales=kept.get("kept_scales"),
                 margins=margins,

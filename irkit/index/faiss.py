@@ -27,7 +27,7 @@ from irkit.index.array_files import Array
 from irkit.index.faiss_building import FaissBuilding
 from irkit.index.faiss_candidates import Reach, drop_repeats, drop_ties, find_untied
 from irkit.index.faiss_package import import_faiss
-from irkit.index.faiss_structure import code_bytes, core_of, is_exact, is_on_gpu
+from irkit.index.faiss_structure import code_bytes, core_of, is_on_gpu
 from irkit.index.lone_query import Single, search_alone
 from irkit.index.state import snapshot
 from irkit.index.topk import Hits
@@ -73,18 +73,11 @@ class Faiss(FaissBuilding):
         rank = ranking(self.store.read("values.bin")[:covered], query, chosen, rows, scores)
         pointers = 1, faiss.swig_ptr(query), width, faiss.swig_ptr(found), faiss.swig_ptr(chosen)
         arguments, target = (*pointers, self._parameters(structure, reach, None)), query[0]
-        exact, search, held = is_exact(structure), structure.search_c, (structure, query, found, chosen)
+        search, held = structure.search_c, (structure, query, found, chosen)
 
         def find(query: Array, _held: Any = held) -> tuple[Array, Array]:
             target[:] = query
             search(*arguments)
-            if (
-                exact
-                and (found[0, 1:] < found[0, :-1]).all()
-                and chosen.min() >= 0
-                and chosen.max() < covered
-            ):
-                return chosen[:, :k].copy(), found[:, :k].copy()
             if width > reach.width and chosen[0, -1] >= 0:
                 if found[0, -1] != found[0, -2]:
                     chosen[0, -1] = -1
@@ -144,11 +137,6 @@ class Faiss(FaissBuilding):
     def on_gpu(self) -> bool:
         """Whether the structure is on a GPU."""
         return is_on_gpu(self.structure)
-
-    @property
-    def exact(self) -> bool:
-        """Whether the scores of FAISS are inner products of vectors as they are stored."""
-        return is_exact(self.structure)
 
     def nearest(self, values: Array, reach: Reach, keep: Array | None) -> tuple[Array, Array, int]:
         """Search the structure, where ``keep (n,)`` is true (None: everywhere).

@@ -120,11 +120,6 @@ def is_on_gpu(structure: Any) -> bool:
     return isinstance(structure, getattr(faiss, "GpuIndex", ()))
 
 
-def is_exact(structure: Any) -> bool:
-    """Return whether FAISS scores vectors as they are stored, and finds them by inner products."""
-    return isinstance(structure, faiss.IndexFlat | faiss.IndexIVFFlat | faiss.IndexHNSWFlat)
-
-
 def code_bytes(structure: Any) -> int:
     """Return the bytes per vector that the structure stores."""
     core = core_of(structure)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from itertools import product
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -19,7 +20,7 @@ from irkit.index.dense_scores import pair_scores
 from irkit.index.index_kinds import INDEX_KINDS, suitable_names
 from irkit.index.index_settings import IndexConfig, WindowsConfig
 from irkit.index.layout import removed_rows
-from irkit.index.metrics import Metric, unit
+from irkit.index.metrics import LARGEST_SQUARE, Metric, unit
 from irkit.index.state import snapshot
 from irkit.index.store import Store
 from irkit.index.term_ids import Vocabulary
@@ -34,6 +35,7 @@ call, whose count may be 0, and ends with the first call of another stage. ``tot
 """
 
 _TOKENS = 128  # tokens per document, as an estimate
+_TERMS = 512  # terms per document, as an estimate
 _PAIRS = 16  # queries and documents that are scored at once, at least
 
 
@@ -250,12 +252,16 @@ class Index(ABC):
         scores = np.full(rows.shape, -np.inf, np.float32)
         filled, numbers = rows >= 0, self.store.limits.scan_numbers
         if isinstance(queries, Dense) and filled.any():
-            size = max(1, numbers // (rows.shape[1] * max(1, self.dim)))
-            for start in range(0, len(rows), size):
-                part = slice(start, start + size)
-                values = self.representations(rows[part].clip(0).reshape(-1)).arrays()["values"]
-                chosen = np.where(filled[part], np.arange(len(values)).reshape(rows[part].shape), -1)
-                scores[part] = pair_scores(self._metric, queries[part].arrays()["values"], values, chosen)
+            width = min(rows.shape[1], max(1, numbers // max(1, self.dim)))  # rows of one query
+            size = max(1, numbers // (width * max(1, self.dim)))
+            for start, first in product(range(0, len(rows), size), range(0, rows.shape[1], width)):
+                own, columns = slice(start, start + size), slice(first, first + width)
+                part = rows[own, columns]
+                values = self.representations(part.clip(0).reshape(-1)).arrays()["values"]
+                chosen = np.where(part >= 0, np.arange(part.size).reshape(part.shape), -1)
+                scores[own, columns] = pair_scores(
+                    self._metric, queries[own].arrays()["values"], values, chosen
+                )
         elif isinstance(queries, MultiVector):
             pairs = np.argwhere(filled)
             size = max(_PAIRS, numbers // (4 * _TOKENS * max(1, self.dim)))  # so many stay in the cache
@@ -263,9 +269,13 @@ class Index(ABC):
                 query, column = pairs[start : start + size].T
                 scores[query, column] = self._score_pairs(queries, query, rows[query, column])
         else:
+            size = max(1, numbers // _TERMS)
             for query in np.flatnonzero(filled.any(1)):
-                documents = self.representations(rows[query, filled[query]])
-                scores[query, filled[query]] = score(queries[query : query + 1], documents)[0]
+                given = np.flatnonzero(filled[query])
+                for start in range(0, len(given), size):
+                    some = given[start : start + size]
+                    documents = self.representations(rows[query, some])
+                    scores[query, some] = score(queries[query : query + 1], documents)[0]
         return scores
 
     def _score_pairs(self, queries: MultiVector, query: Array, rows: Array) -> Array:
@@ -305,6 +315,11 @@ class Index(ABC):
         values = _numbers(representation).detach().float()
         if not math.isfinite(values.sum().item()) and not values.isfinite().all():
             raise BadValueError(f"{operation}: NaN or infinite values in it; check the model that made them")
+        if self._metric == "euclidean" and (values.square().sum(-1) > LARGEST_SQUARE).any():
+            raise BadValueError(
+                f"{operation}: a vector is longer than {LARGEST_SQUARE**0.5:.1g}, and float32 does not hold "
+                "the squares of such distances; divide all vectors by one number, or choose the metric cosine"
+            )
 
     def _keep(self, allowed: Array | None) -> Array | None:
         """Return which rows may be hits: live ones that a filter allows; None if all may."""

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import torch
 
 from irkit.core.representation import Dense, Representation
 from irkit.index.array_files import Array
 from irkit.index.index_base import Index
+from irkit.index.metrics import LARGEST_SQUARE
 from irkit.index.topk import Hits
-
-_LEAST = 1e-30  # square of the length of a query that cosines divide by: smaller squares are rounded to 0
 
 Single: TypeAlias = Callable[[Array], tuple[Array, Array]]
 """Finds rows and scores ``(1, k)`` of a query ``(dim,)`` float32."""
@@ -49,11 +47,11 @@ def search_alone(
     if find is None or values.shape != shape or values.dtype is not torch.float32:
         return None
     try:
-        query = values.numpy()[0]
+        query = cast(Dense, index._compared(queries)).values.numpy()[0]
     except (RuntimeError, TypeError):  # it has gradients, or is on another device
         return None
     square = query.dot(query)  # takes a third of the time of a sum
-    if math.isfinite(square) and (square >= _LEAST or index._metric != "cosine"):
+    if square <= LARGEST_SQUARE:  # and no number is NaN
         rows, scores = find(query)
         if rows[0, -1] >= 0:
             return Hits(rows, scores)

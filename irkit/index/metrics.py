@@ -13,20 +13,21 @@ import torch
 from irkit.core.representation import Dense, Representation
 from irkit.index.array_files import Array
 
-__all__ = ["Metric", "from_products", "squares_of", "unit"]
+__all__ = ["LARGEST_SQUARE", "Metric", "from_products", "squares_of", "unit"]
 
 Metric: TypeAlias = Literal["inner_product", "cosine", "euclidean"]
+
+LARGEST_SQUARE = 8.1e37
+"""Squared length of vectors whose squared distances float32 holds: it ends at 4 times as much."""
 
 
 def unit(representation: Representation) -> Representation:
     """Return dense vectors in float32 with length 1; zeros stay zeros, and other kinds as they are."""
     if not isinstance(representation, Dense):
         return representation
-    values = representation.values.float()
-    largest = values.abs().amax(-1, keepdim=True)
-    values = values / largest.where(largest > 0, 1)  # so that no square overflows or vanishes
+    values = representation.values.double()  # whose squares neither overflow nor vanish
     lengths = values.norm(dim=-1, keepdim=True)
-    return Dense(values / lengths.where(lengths > 0, 1))
+    return Dense((values / lengths.where(lengths > 0, 1)).float())
 
 
 def from_products(metric: Metric, products: Array, query_squares: Array, squares: Array) -> Array:

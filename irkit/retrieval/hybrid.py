@@ -12,11 +12,13 @@ from irkit.data import Document, QueriesLike, Query, parse_queries
 from irkit.errors import BadTypeError, BadValueError
 from irkit.evaluation.fusion import Method, fuse
 from irkit.evaluation.run import Run
+from irkit.model.pipeline import chunks
 from irkit.retrieval.explanation import Explanation
 from irkit.retrieval.retriever import Retriever
 from irkit.retrieval.searcher import OtherRetriever, Searcher
 from irkit.retrieval.searching import Filter, Hit, parse_strings
 from irkit.retrieval.selection import (
+    DEEP_HITS,
     DEEPER,
     Array,
     Groups,
@@ -162,19 +164,22 @@ class Hybrid(Searcher):
         left, depth = queries, min(max(selection.stop, self.depth), most)
         # search, fuse and choose; go deeper for queries whose groups leave too few hits
         while left:
-            runs = [retriever.run(left, depth, filter) for retriever in self.retrievers]
-            fused = self._fuse(runs, depth * len(runs))
             few = []
-            for query in left:
-                ids, scores = fused.columns(query.id)
-                positions = selection.choose(scores, ids, groups)
-                ended = depth == most or all(len(run.columns(query.id)[0]) < depth for run in runs)
-                ended = ended or groups is None or not len(scores) or bool(scores[-1] < selection.threshold)
-                if len(positions) < selection.stop and not ended:
-                    few.append(query)
-                    continue
-                positions = positions[selection.offset :]
-                chosen[query.id] = query.id, [ids[position] for position in positions], scores[positions]
+            size = max(1, DEEP_HITS // (depth * len(self.retrievers)))
+            for part in chunks(left, size):
+                runs = [retriever.run(part, depth, filter) for retriever in self.retrievers]
+                fused = self._fuse(runs, depth * len(runs))
+                for query in part:
+                    ids, scores = fused.columns(query.id)
+                    positions = selection.choose(scores, ids, groups)
+                    ended = depth == most or all(len(run.columns(query.id)[0]) < depth for run in runs)
+                    ended = ended or groups is None or not len(scores)
+                    ended = ended or bool(scores[-1] < selection.threshold)
+                    if len(positions) < selection.stop and not ended:
+                        few.append(query)
+                        continue
+                    positions = positions[selection.offset :]
+                    chosen[query.id] = query.id, [ids[position] for position in positions], scores[positions]
             left, depth = few, min(DEEPER * depth, most)
         # a key that no document has is an error
         if groups is not None and groups.found_none:

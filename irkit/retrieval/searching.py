@@ -19,7 +19,7 @@ from irkit.index import Documents, Hits, Index, SeveralIndex
 from irkit.index.array_files import Array
 from irkit.retrieval.collection import AnyModel, Collection
 from irkit.retrieval.fusing import Fuse, check_fuse, heads_of, search_several
-from irkit.retrieval.selection import DEEPER, Groups, Selection, check_group_key
+from irkit.retrieval.selection import DEEP_HITS, DEEPER, Groups, Selection, check_group_key
 from irkit.retrieval.windows import Passage, find_passages
 
 if TYPE_CHECKING:
@@ -185,7 +185,6 @@ def make_hits(
 
 
 _QUERIES = 256  # encoded and searched together
-_DEEP_HITS = 1 << 20  # hits of several queries that a grouped search finds together
 
 
 def parse_contents(operation: str, model: AnyModel, queries: Any) -> tuple[list[Any], bool]:
@@ -322,7 +321,7 @@ def _find_groups(
     left = np.arange(len(queries))
     while len(left):
         few = []
-        size = max(1, _DEEP_HITS // depth)
+        size = max(1, DEEP_HITS // depth)
         for start in range(0, len(left), size):
             part = left[start : start + size]
             for query, rows, scores in zip(part.tolist(), *search(queries[part], depth), strict=True):

@@ -29,6 +29,9 @@ Key = TypeVar("Key", bound=Hashable)
 DEEPER = 4
 """Factor by which a grouped search that found too few hits increases the number of ranked documents."""
 
+DEEP_HITS = 1 << 20
+"""Hits of several queries that a grouped search finds together."""
+
 _READ = 1024  # documents whose metadata is read at once
 _FIELDS = ("id", "title", "text", "metadata")
 

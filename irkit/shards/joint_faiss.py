@@ -68,14 +68,11 @@ def search_structures(
     k = min(k, sum(count_kept(keep, len(part)) for part, keep in zip(parts, keeps, strict=True)))
     if not covered or not k or first.on_gpu:
         return None
-    lone = len(queries) == 1 and isinstance(queries, Dense) and queries.values.dtype is torch.float32
     queries = queries.to("cpu", torch.float32)
     if first._few(live, covered, k):
         return scan_shards(index, queries, masks, k)
     n, is_filtered = sum(map(len, parts)), any(keep is not None for keep in keeps)
     reach = first.reach(k, live, covered, is_filtered)
-    # FAISS's own scores are the scores of a lone query in one index
-    alone = lone and first.exact and covered == n and not is_filtered
 
     def block(queries: Representation) -> Hits:
         answers: list[StructureAnswer | None] = []
@@ -86,7 +83,7 @@ def search_structures(
             found = index.ask(structure_answer, own, masks, wanted, asked, rank)
             if wanted is reach:
                 answers.extend(found)
-            return _rank(index, values, found, k, alone and wanted is reach)
+            return _rank(index, values, found, k)
 
         hits = find_untied(find, np.ascontiguousarray(queries.arrays()["values"]), reach)
         best = TopK(len(queries), k)
@@ -137,9 +134,7 @@ def structure_answer(
     return StructureAnswer(rows, found, width, scores, added)
 
 
-def _rank(
-    index: Any, values: Array, answers: Sequence[StructureAnswer | None], k: int, alone: bool
-) -> tuple[Hits, Array]:
+def _rank(index: Any, values: Array, answers: Sequence[StructureAnswer | None], k: int) -> tuple[Hits, Array]:
     """Return the best of the candidates that one index would have, and what `drop_ties` returns."""
     best = TopK(len(values), k)
     shards = [
@@ -154,20 +149,12 @@ def _rank(
     rows = np.concatenate([answer.rows for _, _, answer in shards], 1)
     tied = drop_ties(rows, found, shards[0][2].width, k)
     # scores, and numbers of rows in the whole
-    start, is_scored = 0, alone and _is_ranked(found[0], shards[0][2].width)
+    start = 0
     for store, numbers, answer in shards:
         stop = start + answer.rows.shape[1]
         own, scores = np.ascontiguousarray(rows[:, start:stop]), answer.scores
-        if is_scored:
-            scores = answer.found
-        elif scores is None:
+        if scores is None:
             scores = products(store.read("values.bin"), values, own)
         best.push_pairs(scores, np.where(own < 0, -1, numbers[own]))
         start = stop
     return best.hits(), tied
-
-
-def _is_ranked(found: Array, width: int) -> bool:
-    """Return whether the candidates, and the one after them, differ in their scores ``found (n,)``."""
-    best = -np.sort(-found)[: width + 1]
-    return len(best) > width and bool(best[-1] > -np.inf and (best[1:] < best[:-1]).all())

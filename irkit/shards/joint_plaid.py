@@ -28,7 +28,7 @@ from irkit.index.topk import Hits, TopK
 from irkit.shards.placement import Placement, push_hits, wants_gpu
 from irkit.shards.plaid_answers import Steps, added_hits, merge_steps, plaid_answer
 
-_ASKED = 4  # blocks of queries that other processes are asked about at once, as each question takes a while
+_ASKED = 8  # blocks of queries that other processes are asked about at once, as each question takes a while
 
 
 class Share(NamedTuple):

@@ -62,11 +62,11 @@ class PlaidAnswer(NamedTuple):
 
     Attributes:
         steps: Of the compressed rows; None if there are none, or no query has tokens.
-        added: Hits among the rows that are not compressed.
+        added: Hits among the rows that are not compressed; None if there are no such rows.
     """
 
     steps: Steps | None
-    added: Hits
+    added: Hits | None
 
 
 def plaid_answer(
@@ -84,7 +84,8 @@ def plaid_answer(
     """
     assert isinstance(queries, MultiVector)
     added = added_hits(part, queries, mask, k)
-    filled = queries.tokens[queries.tokens.lengths > 0]
+    has_tokens = queries.tokens.lengths > 0
+    filled = queries.tokens if has_tokens.all() else queries.tokens[has_tokens]
     if not part.covered or not len(filled):
         return PlaidAnswer(None, added)
     arrays, search = part.loaded()
@@ -199,13 +200,14 @@ def merge_steps(
     return scores, found, lacking
 
 
-def added_hits(part: Any, queries: MultiVector, mask: Array | None, k: int) -> Hits:
-    """Return the best of the rows that are not compressed."""
+def added_hits(part: Any, queries: MultiVector, mask: Array | None, k: int) -> Hits | None:
+    """Return the best of the rows that are not compressed; None if there are no such rows."""
+    if part.covered == len(part):
+        return None
 
     def scan(width: int) -> Hits:
         best = TopK(len(queries), width)
-        if part.covered < len(part):
-            part._scan(queries, best, part.covered, part._keep(mask))
+        part._scan(queries, best, part.covered, part._keep(mask))
         return best.hits()
 
     return ordered_hits(part.store, len(part), k, scan)

@@ -75,7 +75,6 @@ FRAME = Struct(
     kept="u8*",
     kept_scales="float*",
     euclidean="i64",
-    cosine="i64",
     # Queries and results; ``allowed`` is null, or a byte for each row that is 0 if it must not be found.
     n_q="i64",
     queries="float*",
@@ -110,7 +109,6 @@ FRAME = Struct(
     level_scale="float",
     level_total="i64",
     below="i64",  # what the table adds to each sum
-    result_factor="float",
     result_bias="float",
     # Variables of a collection.
     count="i64",

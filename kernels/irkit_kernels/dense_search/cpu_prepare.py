@@ -30,7 +30,7 @@ def write_prepare(plan: Plan) -> list[Function]:
 
 
 def _prepare(plan: Plan) -> Function:
-    """Prepare query ``%query``, and set what its scores are multiplied with at the end."""
+    """Prepare query ``%query``, and set what is added to its scores at the end."""
     x = Function("prepare", f=FRAME, query="i64")
     f, query = x.parameters
     query_values, dim, values = f.queries.at(query * f.dim), f.dim, f.values
@@ -46,8 +46,6 @@ def _prepare(plan: Plan) -> Function:
     square = _total(x, loop.square)
     length = x.intrinsic("sqrt", "float", square)
     f.bias_factor = x.where(f.euclidean != 0, 1.0, length)
-    inverse = x.where(length > _TINY, 1.0 / length, 0.0)
-    f.result_factor = x.where(f.cosine != 0, inverse, 1.0)
     f.result_bias = x.where(f.euclidean != 0, 0.0 - square, 0.0)
     x.call("rotate", f)
     x.call("round", f)

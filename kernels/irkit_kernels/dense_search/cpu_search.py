@@ -91,7 +91,7 @@ def _search_query(plan: Plan, x: Function, f: Record, query: Value) -> None:
     n_hits = x.minimum(f.count, k)
     with x.range(0, n_hits) as loop:
         rows[loop.i] = f.sorted_items[loop.i].to("i64")
-        scores[loop.i] = float_of(f.sorted_keys[loop.i]) * f.result_factor + f.result_bias
+        scores[loop.i] = float_of(f.sorted_keys[loop.i]) + f.result_bias
     with x.range(n_hits, k) as loop:
         rows[loop.i] = -1
         scores[loop.i] = float("-inf")
@@ -141,6 +141,6 @@ def _rank_query(plan: Plan, x: Function, f: Record, query: Value) -> None:
         x.call("rank_levels", f)
     x.call("rank_rows", f)
     with x.range(0, f.count) as loop:
-        scores[loop.i] = float_of(f.keys[loop.i]) * f.result_factor + f.result_bias
+        scores[loop.i] = float_of(f.keys[loop.i]) + f.result_bias
     with x.range(f.count, f.k) as loop:
         scores[loop.i] = float("-inf")

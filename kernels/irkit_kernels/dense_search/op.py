@@ -25,7 +25,7 @@ __all__ = ["SHUFFLES", "Candidates", "Effort", "Searcher", "effort_of"]
 Array = NDArray[Any]
 Single = Callable[[Array], tuple[Array, Array]]
 
-METRICS = ("inner_product", "cosine", "euclidean")
+METRICS = ("inner_product", "euclidean")
 _WORD = {name: offset // 8 for name, offset in FRAME.offsets.items()}
 _SEGMENT = {name: offset // 8 for name, offset in SEGMENT.offsets.items()}
 _QUERIES_PER_CALL = 32
@@ -87,10 +87,9 @@ class Searcher:
         rotation: Rotation of vectors of ``dim`` numbers.
         segments: Results of `arrange`, all of codes of as many bits.
         n_rows: Rows have numbers below this.
-        metric: inner_product, cosine or euclidean.
+        metric: inner_product, of vectors of length 1 for cosines, or euclidean.
         kept: Rows that candidates are ranked by, in the order of their numbers: ``(n_rows, dim)`` float16 or
-            float32, or ``(n_rows, width)`` int8 as `Encoder` makes them; None ranks by codes alone. For
-            cosine, encoded and kept vectors have length 1.
+            float32, or ``(n_rows, width)`` int8 as `Encoder` makes them; None ranks by codes alone.
         kept_scales: ``(n_rows,)`` float32 of int8.
         margins: ``(lists,)`` float32, see `list_margins`; None is right for vectors of length 1, and not used
             for euclidean distances.
@@ -141,7 +140,7 @@ class Searcher:
         numbers = {"dim": self.dim, "n_rows": n_rows, "n_groups": self._n_groups}
         numbers |= {"n_segments": len(segments), "n_lists": self.n_lists}
         numbers["list_bits"] = max(1, (self.n_lists - 1).bit_length())
-        numbers |= {"euclidean": metric == "euclidean", "cosine": metric == "cosine"}
+        numbers["euclidean"] = metric == "euclidean"
         for name, number in numbers.items():
             self._frame[_WORD[name]] = number
         self._segments = segments
@@ -161,7 +160,7 @@ class Searcher:
 
         Returns:
             Rows int64 and scores float32 ``(n_q, k)``, best first, ties to the lower row, -1 and -inf where
-            no more is found. Scores are inner products, cosines, or squared distances times -1.
+            no more is found. Scores are inner products, or squared distances times -1.
 
         Raises:
             ValueError: The queries or the filter have another shape.

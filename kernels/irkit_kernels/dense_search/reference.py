@@ -114,9 +114,7 @@ def reference(
         if euclidean:
             finals += row_biases[chosen].double()
     length = float(np.square(query, dtype=np.float64).sum())
-    if metric == "cosine":
-        finals = finals / max(length, 1e-60) ** 0.5
-    elif euclidean:
+    if euclidean:
         finals = finals - length
     order = np.lexsort((rows[chosen].numpy(), -finals.numpy()))[:k]
     return rows[chosen].numpy()[order].astype(np.int64), finals.numpy()[order]

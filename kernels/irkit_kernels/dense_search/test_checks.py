@@ -81,7 +81,7 @@ def test_settings_that_do_not_fit_are_refused() -> None:
     changes: list[dict[str, Any]] = [{"rotation": wrong} for wrong in wrong_rotations]
     changes += [{"metric": "manhattan"}, {"kept": others["kept"][1:]}, {"kept_scales": None}]
     changes += [{"kept": others["kept"].astype(np.float64)}, {"kept": others["kept"].astype(np.float32)}]
-    changes += [{"margins": np.zeros(LISTS + 1, np.float32), "metric": "cosine"}]
+    changes += [{"margins": np.zeros(LISTS + 1, np.float32), "metric": "inner_product"}]
     for change in changes:
         with pytest.raises(ValueError, match="dense_search"):
             opened(segment, others | change)

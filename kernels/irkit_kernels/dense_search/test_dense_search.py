@@ -58,8 +58,6 @@ class Case:
         centroids = rng.standard_normal((n_lists, dim)).astype(np.float32)
         places = rng.integers(0, n_lists, self.n)
         vectors = centroids[places] + 0.7 * rng.standard_normal((self.n, dim)).astype(np.float32)
-        if metric == "cosine":
-            vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
         self.vectors, self.rotation = vectors.astype(np.float32), make_rotation(dim, seed)
         self.queries = rng.standard_normal((3, dim)).astype(np.float32)
         encoder = Encoder(
@@ -155,9 +153,9 @@ def test_processors_without_float16(cpu):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("bits", [0, 1, 2])
-@pytest.mark.parametrize("metric", [0, 1, 2])
+@pytest.mark.parametrize("metric", [0, 1])
 def test_more_rows_than_are_collected_at_once(bits, metric, cpu):
-    if DRAWN[cpu] < 15 and bits != metric:  # other CPUs' code is compiled for each
+    if DRAWN[cpu] < 15 and bits % 2 != metric:  # other CPUs' code is compiled for each
         pytest.skip("this CPU's code is tested with all metrics")
     keeps = (bits + metric, bits + metric + 2)  # each pair of two of the three
     for keep in keeps[: 2 if DRAWN[cpu] == 15 else 1]:
@@ -194,7 +192,7 @@ def test_codes_find_near_rows():
 
 
 def test_filters_and_single_queries_and_threads():
-    case = Case(1, 100, [300, 200], 5, 2, "float16", "cosine")
+    case = Case(1, 100, [300, 200], 5, 2, "float16", "inner_product")
     searcher, effort = case.searcher(), Effort(5, 60, 30)
     allowed = np.arange(case.n) % 3 == 0
     rows, scores = searcher.find(case.queries, 10, effort, allowed)
