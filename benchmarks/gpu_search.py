@@ -14,17 +14,15 @@ from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from benchmarks.dense_vectors import SPREAD
+from benchmarks.gpu_collections import CHUNK, Sizes, exact_scores, make_texts, make_vectors
 from benchmarks.gpu_timing import Device, ends_all, find_device, in_words
 from benchmarks.harness import Row
-from benchmarks.token_vectors import COPIED, DRAWN, LENGTHS, OFTEN, POPULAR, PROTOTYPES
 from irkit import Dense, MultiVector, Ragged
 from irkit.index import Index, Store, create_index, open_index
 
@@ -33,11 +31,10 @@ __all__ = ["LARGE", "TINY", "Sizes", "measure_search"]
 K = 10  # hits
 ROUNDS, SECONDS = 3, 1.0  # the most rounds of a block, and seconds after which none follows
 WARM_UP = 10  # queries that are searched one by one before time is taken
-WIDTHS = 128, 384  # of token vectors and of dense vectors
 LEAST = 0.7  # recall of approximate searches that are timed
 TIES = 1e-5  # relative difference of scores that are the same
 WARM = 2000  # documents of an index that is built before time is taken
-CHUNK, VECTORS = 5000, 50_000  # documents and vectors that are added at once
+VECTORS = 50_000  # vectors that are added at once
 SPACE = 12 << 30  # bytes of all index files, so many in memory
 PEER = "fast-plaid"
 RATES = ("documents/s", "tokens/s", "queries/s", "queries/s one by one")
@@ -47,44 +44,8 @@ Search = Callable[[Any], Array]  # from queries in a form of their own to docume
 Made = tuple[Row, Callable[[slice], Any], Search]  # columns of the build, queries by number, the search
 
 
-class Sizes(NamedTuple):
-    """How much is searched.
-
-    Attributes:
-        documents: Documents of token vectors.
-        queries: Queries of token vectors.
-        exact: The first queries, whose exact ranking is computed.
-        vectors: Dense vectors.
-        coded: The first of them, for an index that the CPU takes long to build.
-        dense_queries: Queries of dense vectors.
-        singles: Queries that are searched one by one, at most.
-    """
-
-    documents: int
-    queries: int
-    exact: int
-    vectors: int
-    coded: int
-    dense_queries: int
-    singles: int
-
-
 LARGE = Sizes(100_000, 1000, 200, 1_000_000, 200_000, 256, 100)
 TINY = Sizes(300, 20, 10, 3000, 2500, 20, 3)
-
-
-class Texts(NamedTuple):
-    """Token vectors of length 1.
-
-    Attributes:
-        values: ``(total, 128)`` float32 of the documents, numbers of float16, on the device.
-        lengths: ``(n,)`` int64 on the CPU.
-        queries: ``(n_q, 32, 128)`` float32 on the CPU.
-    """
-
-    values: Tensor
-    lengths: Tensor
-    queries: Tensor
 
 
 def measure_search(device: Device | None = None, sizes: Sizes | None = None) -> Iterator[Row]:
@@ -168,61 +129,6 @@ def _token_rows(device: Device, places: list[str], sizes: Sizes, folder: Path) -
         yield measured(labels, f"irkit plaid, {place}", partial(irkit, place), asked, scores)
 
 
-def make_texts(device: Device, sizes: Sizes) -> Texts:
-    """Make documents and queries by the recipe of `benchmarks.token_vectors.generate` on the device."""
-    generator = torch.Generator(device.name).manual_seed(7)
-    chance: dict[str, Any] = {"generator": generator, "device": device.name}
-    dim, n = WIDTHS[0], sizes.documents
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, dim, **chance)
-
-    def noise(size: float, *shape: int) -> Tensor:
-        return normal(*shape).mul_(size / dim**0.5)
-
-    # prototypes, topics, and which prototypes belong to a topic
-    prototypes = F.normalize(normal(PROTOTYPES))
-    topics = F.normalize(normal(max(50, n // 100)))
-    popularity = (torch.arange(PROTOTYPES, device=device.name) + OFTEN) ** -0.9
-    of_topic = popularity.multinomial(len(topics) * POPULAR, replacement=True, generator=generator)
-    of_topic = of_topic.view(len(topics), POPULAR)
-
-    # length, topic and direction of each document
-    lengths = torch.randint(*LENGTHS, (n,), generator=torch.Generator().manual_seed(7))
-    there = lengths.to(device.name)
-    starts = there.cumsum(0) - there
-    topic, own = torch.randint(len(topics), (n,), **chance), F.normalize(normal(n))
-
-    # tokens, in blocks of documents
-    values = torch.empty(int(lengths.sum()), dim, device=device.name)
-    end = 0
-    for at in range(0, n, CHUNK):
-        begin, end = end, end + int(lengths[at : at + CHUNK].sum())
-        rows = torch.arange(at, min(n, at + CHUNK), device=device.name)
-        rows = rows.repeat_interleave(there[at : at + CHUNK], output_size=end - begin)
-        drawn = of_topic[topic[rows], torch.randint(POPULAR, (len(rows),), **chance)]
-        moved = prototypes[drawn] + 0.45 * topics[topic[rows]] + 0.35 * own[rows]
-        values[begin:end] = F.normalize(moved + noise(0.75, len(rows))).half()
-
-    # queries: noisy copies of tokens of a document, and other tokens of its topic
-    rows = torch.randint(n, (sizes.queries, 1), **chance)
-    places = torch.rand(sizes.queries, COPIED, **chance).mul(there[rows]).long()
-    copied = values[starts[rows] + places] + noise(0.55, *places.shape)
-    drawn = of_topic[topic[rows], torch.randint(POPULAR, (sizes.queries, DRAWN), **chance)]
-    moved = prototypes[drawn] + 0.45 * topics[topic[rows]] + 0.15 * own[rows] + noise(0.6, *drawn.shape)
-    return Texts(values, lengths, F.normalize(torch.cat([copied, moved], dim=1), dim=2).cpu())
-
-
-def exact_scores(texts: Texts, count: int, at_once: int = 4) -> Tensor:
-    """Return MaxSim ``(count, n)`` float32 of the first queries with all documents."""
-    lengths, parts = texts.lengths.to(texts.values.device), []
-    for queries in torch.split(texts.queries[:count].to(lengths.device), at_once):
-        similarities = texts.values @ queries.flatten(0, 1).T
-        best = torch.segment_reduce(similarities, "max", lengths=lengths, axis=0)
-        parts.append(best.view(len(lengths), len(queries), -1).sum(2).T)
-    return torch.cat(parts)
-
-
 # ---- dense vectors ----
 
 
@@ -266,27 +172,6 @@ def _dense_rows(device: Device, places: list[str], sizes: Sizes, folder: Path) -
         yield row("dense", sizes.coded, place, LEAST)
     for place in places[1:]:
         yield row("flat", n, place, 1.0)
-
-
-def make_vectors(device: Device, sizes: Sizes) -> tuple[Tensor, Tensor]:
-    """Make vectors ``(n, 384)`` by the recipe of `benchmarks.dense_vectors.generate`, and queries on the CPU.
-
-    All queries are noisy copies of vectors that every index has.
-    """
-    chance: dict[str, Any] = {
-        "generator": torch.Generator(device.name).manual_seed(11),
-        "device": device.name,
-    }
-    dim, n, n_q = WIDTHS[1], sizes.vectors, sizes.dense_queries
-    centres = torch.randn(50, dim, **chance).repeat_interleave(40, 0)
-    centres += 0.8 * torch.randn(len(centres), dim, **chance)
-    directions = torch.randn(SPREAD, dim, **chance) / SPREAD**0.5
-    values = centres[torch.randint(len(centres), (n,), **chance)]
-    values += 1.1 * torch.randn(n, SPREAD, **chance) @ directions
-    values += 0.25 * torch.randn(n, dim, **chance)
-    queries = values[torch.randint(sizes.coded, (n_q,), **chance)]
-    queries += 0.5 * torch.randn(n_q, SPREAD, **chance) @ directions + 0.3 * torch.randn(n_q, dim, **chance)
-    return F.normalize(values), F.normalize(queries).cpu()
 
 
 # ---- what is measured of a contender ----

@@ -417,7 +417,7 @@ def test_recall_counts_different_documents_and_takes_equal_scores_as_equally_goo
 
 
 def test_exact_scores_are_those_of_irkit() -> None:
-    from benchmarks.gpu_search import Sizes, exact_scores, make_texts
+    from benchmarks.gpu_collections import Sizes, exact_scores, make_texts
     from irkit import MultiVector, Ragged, score
 
     texts = make_texts(DEVICE, Sizes(30, 6, 5, 0, 0, 0, 0))

@@ -169,8 +169,7 @@ class Index(ABC):
         """
         self._check("searching", queries)
         check_k(k)
-        k = int(k)
-        keep, n_q = self._keep(allowed), len(queries)
+        k, keep, n_q = int(k), self._keep(allowed), len(queries)
         width = min(k, len(self) if keep is None else int(np.count_nonzero(keep)))
         if width and n_q:
             with torch.no_grad():

@@ -3,7 +3,7 @@
 A compressed token is decoded as ``a * centroid + b * residual + mean``: its nearest centroid (two or four
 bytes), two float16 coefficients (a least-squares fit), a residual of ``nbits`` bits per dimension (a trellis
 code, see the kernel ``residual_maxsim``), and the mean residual of its document, which is stored once in 8
-bits per dimension.
+bits per dimension. `irkit.index.plaid_search` says how it is searched.
 
 An index is built and extended in three steps that are committed one by one:
 
@@ -17,8 +17,6 @@ An index is built and extended in three steps that are committed one by one:
    dropped, unless ``keep_tokens`` is set.
 3. **List.** Each centroid gets the list of the documents that have a token of it. Lists are rebuilt when
    more than a twentieth of the rows has none, and searches score the rows without lists.
-
-`irkit.index.plaid_search` says how it is searched.
 
 Source: Santhanam et al., PLAID, arXiv 2205.09707, section 3 (centroids, residuals, and lists of documents),
 and ColBERTv2, arXiv 2112.01488, which store centroid and residual alone, with scalar quantisation.
