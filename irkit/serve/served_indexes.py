@@ -99,8 +99,8 @@ class ServedIndex:
         return nullcontext()
 
     def count(self) -> int:
-        """Return the number of documents."""
-        return len(self.retriever())
+        """Return the number of documents that the last search saw; reads no manifest, and so never waits."""
+        return len(self._retriever)
 
     def _stamp(self) -> tuple[int, ...]:
         """Return what changes when another process commits."""
