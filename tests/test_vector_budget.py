@@ -15,6 +15,7 @@ from irkit import Model
 from irkit.core.ragged import Ragged
 from irkit.core.representation import MultiVector
 from irkit.errors import ConfigError, CorruptError
+from irkit.heads.token_pooling import pool_rows
 from irkit.heads.vector_budget import attention_clusters
 
 TEXTS = ["a neural model of text in the vector index", "", "search", "the token of the index in the text"]
@@ -60,6 +61,20 @@ def test_gradients_reach_the_vectors_and_what_attends() -> None:
     attention_clusters(states, states.with_values(vectors), query, 3).values.square().sum().backward()
     assert (vectors.grad.abs().sum(1) > 0).all()
     assert query.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_training_in_bfloat16_finds_the_same_clusters(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    states = Ragged(torch.randn(60, 5).to(dtype), torch.tensor([40, 3, 17]))
+    vectors = states.with_values(torch.nn.functional.normalize(torch.randn(60, 6)).to(dtype))
+    query = torch.randn(5)
+    expected = attention_clusters(states, vectors, query, 4), pool_rows(vectors, 2, most=4)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = attention_clusters(states, vectors, query, 4), pool_rows(vectors, 2, most=4)
+    for got, wanted in zip(found, expected, strict=True):
+        assert got.values.dtype == dtype
+        torch.testing.assert_close(got.values, wanted.values, rtol=0, atol=0)
 
 
 @pytest.mark.filterwarnings("ignore:saving a model:UserWarning")

@@ -98,7 +98,8 @@ def _cluster(vectors: Ragged, merges: Tensor) -> Tensor:
         return torch.empty(0, dtype=torch.int64, device=vectors.device)
     slots = torch.arange(m, device=is_token.device)
     upper = slots[:, None] < slots
-    distances = (1 - padded @ padded.mT).clamp_(0, 2).double()
+    with torch.autocast(padded.device.type, enabled=False):  # which a training in bfloat16 has on
+        distances = (1 - padded @ padded.mT).clamp_(0, 2).double()
     distances = _symmetric(
         distances.masked_fill_(~(is_token[:, :, None] & is_token[:, None, :]), torch.inf), upper
     )
@@ -196,7 +197,8 @@ def pool_tokens(vectors: Tensor, factor: float, protected: int = 1, most: int | 
     clusters = _kept(len(rest), factor, protected, most)
     if clusters >= len(rest):
         return vectors
-    similarity = (rest.detach().float() @ rest.detach().float().T).cpu()
+    with torch.autocast(rest.device.type, enabled=False):  # which a training in bfloat16 has on
+        similarity = (rest.detach().float() @ rest.detach().float().T).cpu()
     distances = squareform((1 - similarity).clamp_(0, 2).numpy(), checks=False)
     tree = hierarchy.linkage(distances, method="ward")
     labels = hierarchy.fcluster(tree, t=clusters, criterion="maxclust")

@@ -38,15 +38,17 @@ def attention_clusters(states: Ragged, vectors: Ragged, query: Tensor, most: int
     if vectors.max_length <= most:
         return vectors
     size = max(1, _NUMBERS // (vectors.max_length * most))
-    parts = [
-        _clusters(states[at : at + size], vectors[at : at + size], query, most)
-        for at in range(0, len(vectors), size)
-    ]
+    with torch.autocast(vectors.device.type, enabled=False):  # which a training in bfloat16 has on
+        parts = [
+            _clusters(states[at : at + size], vectors[at : at + size], query, most)
+            for at in range(0, len(vectors), size)
+        ]
     return parts[0] if len(parts) == 1 else Ragged.concat(parts)
 
 
 def _clusters(states: Ragged, vectors: Ragged, query: Tensor, most: int) -> Ragged:
     (hidden, is_token), (padded, _) = states.to_padded(), vectors.to_padded()
+    hidden, padded = hidden.float(), padded.float()
     counts = is_token.sum(1, keepdim=True)
     centre = hidden.sum(1) / counts.clamp(min=1) + query
     scores = (hidden @ centre[:, :, None]).squeeze(2) / hidden.shape[2] ** 0.5
@@ -70,4 +72,4 @@ def _clusters(states: Ragged, vectors: Ragged, query: Tensor, most: int) -> Ragg
     total = share.new_zeros(len(padded), width).scatter_add(1, clusters, share)
     filled = torch.arange(width, device=counts.device) < counts.clamp(max=width)
     means = (sums / total.clamp(min=torch.finfo(total.dtype).tiny)[:, :, None])[filled]
-    return Ragged(means, filled.sum(1).cpu())
+    return Ragged(means.to(vectors.values.dtype), filled.sum(1).cpu())
