@@ -15,6 +15,7 @@ from irkit import Model
 from irkit.core.ragged import Ragged
 from irkit.core.representation import MultiVector
 from irkit.errors import ConfigError, CorruptError
+from irkit.heads.multi_vector_config import TokenPooling
 from irkit.heads.token_pooling import pool_rows
 from irkit.heads.vector_budget import attention_clusters
 
@@ -96,6 +97,10 @@ def test_models_with_a_budget(method: str, tiny_bert: Path, tmp_path: Path) -> N
     if method == "attention":  # as training leaves it
         model.head.attending.data.normal_()
         rows = model.encode_representation(TEXTS, "document")
+        learned = model.head.attending.clone()
+        for vectors in (2, 3):  # as an evaluation measures it with another budget
+            model.head.pool_tokens(TokenPooling(method="attention", vectors=vectors))
+            assert torch.equal(model.head.attending, learned)
     model.save_pretrained(tmp_path / "model")
     again = Model.from_pretrained(tmp_path / "model", device="cpu")
     assert again.head.config.token_pooling == model.head.config.token_pooling

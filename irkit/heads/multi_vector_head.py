@@ -89,7 +89,7 @@ class MultiVectorHead(Head):
         self.config = config or MultiVectorConfig()
         self.dim = width_after(self.layers, hidden_size, "MultiVectorHead")
         self.expansion_id = expansion_id
-        self.attending: nn.Parameter | None
+        self.attending: nn.Parameter | None = None
         self.pool_tokens(self.config.token_pooling)
         self.skip_ids: Tensor | None = None  # on the CPU, as are the ids of a batch when they are looked at
         if skip_ids is not None:
@@ -261,10 +261,15 @@ class MultiVectorHead(Head):
         self.config = MultiVectorConfig.parse(settings, "multi-vector model")
 
     def pool_tokens(self, pooling: TokenPooling | None) -> None:
-        """Pool token vectors by other settings from now on, in place; None keeps all vectors."""
+        """Pool token vectors by other settings from now on, in place; None keeps all vectors.
+
+        What pooling by attention has learned stays, with another number of vectors, too.
+        """
         self.config = self.config.model_copy(update={"token_pooling": pooling})
-        attends = pooling is not None and pooling.method == "attention"
-        self.attending = nn.Parameter(torch.zeros(self.hidden_size)) if attends else None
+        if pooling is None or pooling.method != "attention":
+            self.attending = None
+        elif self.attending is None:
+            self.attending = nn.Parameter(torch.zeros(self.hidden_size))
 
     def expand(self, tokens: Ragged, side: Side) -> tuple[Ragged, Tensor | None]:
         """Fill queries up to the length of the query expansion; other texts stay as they are.
