@@ -348,3 +348,31 @@ def test_a_missing_file_comes_with_its_command(tmp_path: Path) -> None:
     }
     with pytest.raises(StorageError, match=r"no mined.jsonl .*it comes from: irkit mine bm25 scifact"):
         prepare(TrainRecipe.resolve(recipe), tmp_path / "out")
+
+
+def test_the_first_measure_may_have_commas_and_spaces() -> None:
+    for measures, first in (
+        ("P(rel=2, judged_only=True)@5 R@100", "P(rel=2, judged_only=True)@5"),
+        ("nDCG@10,R@100", "nDCG@10"),
+    ):
+        assert EvaluationConfig(source="x", measures=measures).measure == first
+
+
+def test_pooling_that_does_not_suit_the_model_is_refused_before_training(
+    tiny_dense: Path, collection: Path, tmp_path: Path
+) -> None:
+    recipe = {
+        "model": str(tiny_dense),
+        "data": {"source": str(collection), "split": "test"},
+        "losses": {"kind": "infonce"},
+        "train": {"max_steps": 1},
+        "evaluation": {
+            "source": str(collection),
+            "split": "test",
+            "at_end": True,
+            "token_pooling": {"vectors": 3},
+        },
+    }
+    with pytest.raises(BadValueError, match=r"evaluation.token_pooling of .*: the model makes dense vectors"):
+        prepare(TrainRecipe.parse(recipe), tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -194,6 +194,9 @@ def test_arguments_evaluate_where_there_is_something(tmp_path: Path) -> None:
     assert (steps.eval_strategy, steps.save_strategy, steps.save_steps) == ("steps", "steps", 5)
     assert steps.load_best_model_at_end
     assert steps.greater_is_better
+    for said in ({"save_steps": 7}, {"save_strategy": "no"}, {"load_best_model_at_end": False}):
+        with pytest.raises(ConfigError, match=f"early_stopping_patience: .* leave {next(iter(said))}.* out"):
+            TrainRecipe.resolve(recipe(evaluation={"source": "x"}, train=stopping | said)).arguments(tmp_path)
     asked = recipe(evaluation={"source": "x"}, train={"eval_strategy": "steps", "logging_steps": 30})
     often = TrainRecipe.resolve(asked).arguments(tmp_path)
     assert (often.eval_steps, often.save_steps, often.load_best_model_at_end) == (30, 30, True)

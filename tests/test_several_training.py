@@ -65,6 +65,14 @@ def test_heads_learn_from_the_sum_of_all_scores(model: Model) -> None:
     torch.testing.assert_close(value, total)
 
 
+def test_a_document_without_tokens_makes_no_loss_infinite(model: Model) -> None:
+    empty = Example(query="a search", documents=("the model", ""), positives=1)
+    batch = Collator(model)([*EXAMPLES, empty])
+    model.head.parts["multi_vector"].skip(model.tokenizer.ids(["[CLS]", "[SEP]"]))
+    value = SeveralStep(model, [InfoNCE()], distillation=SelfDistillation()).eval()(batch)
+    assert value.isfinite()
+
+
 def test_a_recipe_trains_all_heads(tiny_bert: Path, notes: Path, tmp_path: Path) -> None:
     recipe: dict[str, Any] = {
         "model": {"kind": "several", "name": str(tiny_bert), "heads": HEADS},

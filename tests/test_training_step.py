@@ -11,7 +11,9 @@ import torch
 
 from irkit import Model, MultiVector, score
 from irkit.errors import BadValueError
+from irkit.training import train_step
 from irkit.training.example import Batch
+from irkit.training.interaction import MVA, XTR, make_interaction
 from irkit.training.losses import CrossEntropy, InfoNCE, KLDivergence, MarginMSE, Matryoshka
 from irkit.training.regularizers import Flops
 from irkit.training.train_step import TrainStep
@@ -436,3 +438,38 @@ def test_a_guide_is_asked_and_not_trained(tiny_bert: Any, tmp_path: Any) -> None
 def test_what_does_not_go_together(tiny_bert: Any, kind: str, arguments: Any, message: str) -> None:
     with pytest.raises(BadValueError, match=message):
         TrainStep(make_model(tiny_bert, kind), **{"losses": [InfoNCE()], **arguments})
+
+
+def test_attention_does_not_go_with_cut_vectors(tiny_bert: Any) -> None:
+    model = make_model(tiny_bert, "multi_vector")
+    dims = (model.dim, model.dim // 2)
+    with pytest.raises(BadValueError, match=r"matryoshka cuts token vectors, which attention \(mva\)"):
+        TrainStep(
+            model,
+            [InfoNCE()],
+            matryoshka=Matryoshka(dims=dims),
+            interaction=make_interaction(MVA(), model),  # type: ignore[arg-type]
+        )
+
+
+@pytest.mark.parametrize("kind", ["dense", "multi_vector"])
+def test_heads_run_in_float32_in_a_training_in_bfloat16(tiny_bert: Any, kind: str) -> None:
+    head = make_model(tiny_bert, kind).head
+    hidden = torch.randn(7, head.hidden_size)
+    expected = head.apply_layers(hidden)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(head.apply_layers(hidden), expected)
+
+
+def test_xtr_compares_the_documents_of_all_processes(tiny_bert: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, asked = make_model(tiny_bert, "multi_vector"), []
+    real = train_step.join
+
+    def join(*arguments: Any, **options: Any) -> Any:
+        asked.append(options["every_document"])
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(train_step, "join", join)
+    for interaction in (None, make_interaction(XTR(k=3), model)):
+        TrainStep(model, [MarginMSE()], interaction=interaction)(make_batch(model))  # type: ignore[arg-type]
+    assert asked == [False, True]

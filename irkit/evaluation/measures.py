@@ -143,7 +143,7 @@ def _parse(measures: str | Iterable[str]) -> dict[str, Any]:
     from ir_measures.measures import registry
 
     chosen: dict[str, Any] = {}
-    for name in _names(measures):
+    for name in names_of(measures):
         if re.split(r"[@(]", name)[0] not in registry and (trec := parse_trec_measure(name)):
             chosen[name] = trec
             continue
@@ -173,7 +173,8 @@ def _parse(measures: str | Iterable[str]) -> dict[str, Any]:
     return chosen
 
 
-def _names(measures: str | Iterable[str]) -> list[str]:
+def names_of(measures: str | Iterable[str]) -> list[str]:
+    """Return the names of measures, which a string has between spaces or commas."""
     import ir_measures
 
     if isinstance(measures, str):  # split at spaces, and at commas outside parentheses and between names

@@ -258,8 +258,9 @@ class Head(nn.Module):
     def apply_layers(self, values: Tensor) -> Tensor:
         """Return ``values (total, width)`` after all layers, in float32 or, for float64 values, float64."""
         values = values.to(torch.promote_types(values.dtype, torch.float32))
-        for layer in self.layers:
-            values = layer(values)
+        with torch.autocast(values.device.type, enabled=False):  # which a training in bfloat16 has on
+            for layer in self.layers:
+                values = layer(values)
         return values
 
 

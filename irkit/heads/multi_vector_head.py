@@ -261,15 +261,11 @@ class MultiVectorHead(Head):
         self.config = MultiVectorConfig.parse(settings, "multi-vector model")
 
     def pool_tokens(self, pooling: TokenPooling | None) -> None:
-        """Pool token vectors by other settings from now on, in place; None keeps all vectors.
-
-        What pooling by attention has learned stays, with another number of vectors, too.
-        """
+        """Pool token vectors by other settings from now on, in place; what attention has learned stays."""
         self.config = self.config.model_copy(update={"token_pooling": pooling})
-        if pooling is None or pooling.method != "attention":
-            self.attending = None
-        elif self.attending is None:
-            self.attending = nn.Parameter(torch.zeros(self.hidden_size))
+        attends = pooling is not None and pooling.method == "attention"
+        if not attends or self.attending is None:
+            self.attending = nn.Parameter(torch.zeros(self.hidden_size)) if attends else None
 
     def expand(self, tokens: Ragged, side: Side) -> tuple[Ragged, Tensor | None]:
         """Fill queries up to the length of the query expansion; other texts stay as they are.
@@ -327,9 +323,7 @@ class MultiVectorHead(Head):
         if pooling is not None and side in pooling.sides:
             if self.attending is not None and pooling.vectors is not None:
                 states = hidden.where(self.has_vector(tokens, side))
-                states = states.with_values(states.values.to(vectors.values.dtype))
-                query = self.attending.to(vectors.values.dtype)
-                vectors = attention_clusters(states, vectors, query, pooling.vectors)
+                vectors = attention_clusters(states, vectors, self.attending, pooling.vectors)
             else:
                 kept = pooling.pool_factor, pooling.protected_tokens
                 vectors = pool_rows(vectors, *kept, most=pooling.vectors)

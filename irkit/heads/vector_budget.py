@@ -48,7 +48,7 @@ def attention_clusters(states: Ragged, vectors: Ragged, query: Tensor, most: int
 
 def _clusters(states: Ragged, vectors: Ragged, query: Tensor, most: int) -> Ragged:
     (hidden, is_token), (padded, _) = states.to_padded(), vectors.to_padded()
-    hidden, padded = hidden.float(), padded.float()
+    hidden, padded = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (hidden, padded))
     counts = is_token.sum(1, keepdim=True)
     centre = hidden.sum(1) / counts.clamp(min=1) + query
     scores = (hidden @ centre[:, :, None]).squeeze(2) / hidden.shape[2] ** 0.5

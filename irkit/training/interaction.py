@@ -254,6 +254,8 @@ class PooledAttention(MultiVectorAttention):
 class _RetrievedTokens(nn.Module):
     """Computes XTR in training mode, else the mean MaxSim, which needs no other documents."""
 
+    compares_batch = True  # a score depends on the other documents
+
     def __init__(self, k: int) -> None:
         super().__init__()
         self.k = k

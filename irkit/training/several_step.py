@@ -175,7 +175,7 @@ class SeveralStep(TrainStep):
 
 def _logits(scores: Scores, temperature: float) -> Tensor:
     """Return scores for a softmax: over all documents of the batch, or over the documents of each query."""
-    if scores.all is not None:
-        return scores.all / temperature
     lowest = torch.finfo(scores.own.dtype).min
+    if scores.all is not None:  # a document without tokens scores -inf, and 0 times -inf is no number
+        return (scores.all / temperature).clamp(min=lowest)
     return (scores.own / temperature).masked_fill(~scores.mask, lowest)

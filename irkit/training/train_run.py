@@ -20,6 +20,7 @@ from irkit.config import Config
 from irkit.core.scoring import score
 from irkit.errors import ConfigError
 from irkit.evaluation.measures import evaluate
+from irkit.heads.expected_heads import as_multi_vector_head
 from irkit.index import check_index
 from irkit.model import Model
 from irkit.training.interaction import MVA, make_interaction
@@ -85,7 +86,7 @@ def prepare(recipe: TrainRecipe, out: str | Path, *, overwrite: bool = False) ->
     _check_learnable(recipe, counts)
     if arguments.max_steps <= 0 and examples.streaming:
         raise ConfigError("train.max_steps: a streamed dataset has no end; say how many steps to take")
-    _check_indexes(model, recipe)
+    _check_evaluations(model, recipe)
     collections = open_collections(recipe.evaluation)
     during = [collection for collection in collections if not collection.config.at_end]
     _check_metric(arguments, during, [*step.heads, FUSION] if isinstance(step, SeveralStep) else [])
@@ -267,9 +268,11 @@ def _summarize(results: Mapping[str, Measured], collections: list[JudgedCollecti
     return summarize({title: result.evaluation for title, result in results.items()}, groups)
 
 
-def _check_indexes(model: Model, recipe: TrainRecipe) -> None:
-    """Raise an error if a collection is to be searched in an index that does not suit the model."""
+def _check_evaluations(model: Model, recipe: TrainRecipe) -> None:
+    """Raise an error if a collection has token pooling, or an index, that does not suit the model."""
     for config in recipe.evaluation:
+        if config.token_pooling is not None:
+            as_multi_vector_head(model.head, f"evaluation.token_pooling of {config.title}")
         if config.index is None:
             continue
         if isinstance(recipe.interaction, MVA):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from irkit.core.late_interaction import MultiVectorAttention
 from irkit.core.ragged import Ragged
 from irkit.core.representation import Dense, MultiVector, Representation, concat
 from irkit.core.scoring import score, score_rows
@@ -122,7 +123,9 @@ class TrainStep(ModelStep):
                 batch,
                 queries,
                 documents,
-                every_document=bool(self.regularizers) or "in_batch" in self.needs,
+                every_document=bool(self.regularizers)
+                or "in_batch" in self.needs
+                or getattr(self.interaction, "compares_batch", False),
                 every_query="queries" in self.needs,
             )
             guides = {
@@ -285,6 +288,8 @@ def _check(
         )
     elif matryoshka is not None and (kind == "sparse" or max(matryoshka.dims) > model.dim):
         problem = f"matryoshka to {max(matryoshka.dims)} dimensions of {kind} vectors of {model.dim}"
+    elif matryoshka is not None and isinstance(interaction, MultiVectorAttention):
+        problem = "matryoshka cuts token vectors, which attention (mva) takes whole; leave one of both out"
     elif interaction is not None and kind != "multi_vector":
         problem = f"the interaction is for token vectors, this model makes {kind} vectors"
     elif vectors and kind == "multi_vector":

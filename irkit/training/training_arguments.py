@@ -170,6 +170,14 @@ def first_evaluating(values: Mapping[str, Any]) -> str | None:
 
 def _check_values(values: Mapping[str, Any], source: str) -> None:
     """Raise ConfigError if a number is out of its range, or a pattern of ``learning_rates`` malformed."""
+    if values.get("early_stopping_patience") is not None:
+        others = [name for name in ("save_steps", "save_strategy") if name in values]
+        others += ["load_best_model_at_end: false"] * (values.get("load_best_model_at_end") is False)
+        if others:
+            raise ConfigError(
+                f"{source}.early_stopping_patience: the best checkpoint is taken, and each evaluation saves "
+                f"one; leave {others[0]} out"
+            )
     for (least, expected), names in _RANGES.items():
         for name in names.split():
             if (number := values.get(name)) is not None and not least <= number < math.inf:

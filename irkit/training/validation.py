@@ -24,7 +24,7 @@ from irkit.data import (
     read_queries,
 )
 from irkit.errors import BadValueError, ConfigError
-from irkit.evaluation.measures import Evaluation, cutoffs, evaluate
+from irkit.evaluation.measures import Evaluation, cutoffs, evaluate, names_of
 from irkit.evaluation.run import Run
 from irkit.heads.multi_vector_config import TokenPooling
 from irkit.index.index_kinds import AnyIndexConfig, index_config
@@ -127,7 +127,7 @@ class EvaluationConfig(Config):
     @property
     def measure(self) -> str:
         """The first of the measures, which chooses the best model."""
-        return self.measures.split()[0]
+        return names_of(self.measures)[0]
 
 
 def expand_suites(collections: Iterable[EvaluationConfig]) -> list[EvaluationConfig]:

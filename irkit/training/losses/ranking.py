@@ -58,7 +58,8 @@ class LambdaRank(TargetLoss, TemperedLoss):
 
     Attributes:
         temperature: Divisor of the scores.
-        k: Cut-off of nDCG: a pair counts only if the model ranks one of the two among the best ``k``.
+        k: Cut-off of nDCG: a pair counts only if the model ranks one of the two among the best ``k``. The
+            change of its nDCG is computed without the cut-off, as by sentence-transformers.
         normalize_targets: Normalisation of the targets of each query, before anything else. Gains are
             ``2^target - 1`` and need targets from 0 upwards: rescale the scores of a teacher by ``"minmax"``.
 
