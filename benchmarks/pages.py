@@ -11,7 +11,7 @@ from benchmarks.search_bars import rows
 
 __all__ = ["fill_pages"]
 
-_PLACE = re.compile(r"(<!-- results:(\w+)(?: kernel=(\w+))? -->\n).*?(\n<!-- end -->)", re.DOTALL)
+_PLACE = re.compile(r"(<!-- results:(\w+)(?: kernel=(\w+))? -->\n)(?:.*?\n)??(<!-- end -->)", re.DOTALL)
 
 
 def fill_pages(write: bool = True) -> list[Path]:
@@ -26,9 +26,9 @@ def fill_pages(write: bool = True) -> list[Path]:
     def filled(place: re.Match[str]) -> str:
         if place[2] == "search_bars":
             found = rows()
-            return "\n".join([place[1], *table_lines([*found[0]], found), place[4]])
+            return "\n".join([place[1], *table_lines([*found[0]], found), "", place[4]])
         stored = (harness.RESULTS / f"{place[2]}.jsonl").exists()
-        return f"{place[1]}\n{render(place[2], place[3])}\n{place[4]}" if stored else place[0]
+        return f"{place[1]}\n{render(place[2], place[3])}\n\n{place[4]}" if stored else place[0]
 
     for page in (root / "README.md", *sorted((root / "docs").glob("*.md"))):
         old = page.read_text()
