@@ -78,6 +78,7 @@ SEARCH, DOCUMENTS = "/indexes/words/search", "/indexes/words/documents"
         ("/rerank", {"query": "a", "texts": ["b"], "prompt_name": None}, 200, ""),
         ("/rerank", {"query": "a", "texts": ["search " * 99], "truncate": False}, 413, "103 tokens"),
         ("/rerank", {"query": "a", "texts": ["b", "search " * 99], "truncate": True}, 200, ""),
+        ("/rerank", {"query": "a " * 10_000, "texts": ["b"] * 60}, 413, "20000 characters with each of 60"),
         (
             "/rerank",
             {"query": "a", "texts": ["x " * 80], "truncate": False, "model": "tokens"},
@@ -178,6 +179,28 @@ def test_what_was_sent_is_not_written_out() -> None:
     wrong = {"type": "model_attributes_type", "loc": ("body",), "msg": "no object", "input": Large()}
     problem = problem_of(exceptions.RequestValidationError([wrong]))
     assert (problem.status, str(problem)) == (422, "body: no object")
+
+
+def test_errors_tell_names_instead_of_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("fastapi", reason="needs: pip install 'irkit[serve]'")
+    from irkit.serve.catalogue import Catalogue
+    from irkit.serve.problems import problem_of
+    from irkit.serve.serve_config import ServeConfig
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("IRKIT_CACHE", str(tmp_path / "cache"))
+    places = ["My Data/secret/notes", f"{tmp_path}/My Data/secret/terms", "memory://private/secret/words"]
+    for place in places:
+        Retriever.build("bm25", {"a": "text"}, place).close()
+    Catalogue(ServeConfig(paths=(*places, f"other={places[0]}/")))
+    resolved = str(tmp_path / places[0])
+    for place, names in zip(
+        (*places, resolved), (("notes", "other"), ("terms",), ("words",), ("notes", "other")), strict=True
+    ):
+        message = str(problem_of(StorageError(f"index {place}: gone, reading {place}/irkit.json")))
+        assert message in {f"index {name}: gone, reading {name}/irkit.json" for name in names}
+    kept = "documents: the index has none of id 'a/My Data' or 'http://x/y'"
+    assert str(problem_of(BadValueError(kept))) == kept
 
 
 @pytest.mark.parametrize(

@@ -151,6 +151,12 @@ class Documents:
         return result
 
     @snapshot
+    def taken(self, documents: Sequence[Document]) -> list[str]:
+        """Return the ids of those documents that `add` refuses because the index has them."""
+        ids = [document.id for document in documents]
+        return [name for name, row in zip(ids, self._find(ids).tolist(), strict=True) if row >= 0]
+
+    @snapshot
     def ids(self, rows: Array) -> list[str]:
         """Return the ids of ``rows (n,)``."""
         blob, starts, ends = self._spans(0, rows)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from irkit.arguments import suggest
 from irkit.encoder import Encoder
-from irkit.errors import BadValueError, StorageError
+from irkit.errors import BadValueError, IrkitError, StorageError
 from irkit.index.directory import MANIFEST
 from irkit.model import Model
 from irkit.model.cross_encoder import CrossEncoder
@@ -20,9 +20,10 @@ from irkit.model.hub import local_directory
 from irkit.ray_engine import ShardedRetriever
 from irkit.ray_engine.ray_start import parse_engine
 from irkit.remote.remote_retriever import RemoteRetriever
+from irkit.retrieval.collection import check_model
 from irkit.retrieval.retriever import Retriever
 from irkit.serve.access import with_new_keys
-from irkit.serve.problems import Problem
+from irkit.serve.problems import Problem, hide
 from irkit.serve.search_work import find
 from irkit.serve.serve_config import ServeConfig
 from irkit.serve.served_indexes import ServedIndex
@@ -60,6 +61,9 @@ class Catalogue:
 
     def _open_index(self, name: str, path: str) -> None:
         config, work, address = self.config, partial(find, self), parse_address(path)
+        for place in (path,) if address is None else (address.location, address.source):
+            if place:
+                _hide(place, name)
         if address is None:
             index = ServedIndex(name, path, self._load, work, config.limits, is_shared=config.workers > 1)
             source = str(index.retriever().store.meta["model"]["name"])
@@ -96,13 +100,37 @@ class Catalogue:
                 retriever = self._load_ray(path)
             retriever.model  # noqa: B018 (loads it)
             return retriever
-        model = self._model_of(str(manifest["name"]))
         retriever.close()
-        return (
-            Retriever.load(path, model, verify=False)
-            if config.engine is None
-            else self._load_ray(path, model)
-        )
+        source = str(manifest["name"])
+        model = self._model_of(source)
+        try:
+            return self._load_with(path, model)
+        except BadValueError:  # perhaps the model was trained again since it was loaded
+            return self._load_with(path, self._load_again(source, path, manifest))
+
+    def _load_with(self, path: str, model: Model) -> Retriever:
+        if self.config.engine is None:
+            return Retriever.load(path, model, verify=False)
+        return self._load_ray(path, model)
+
+    def _load_again(self, source: str, path: str, manifest: Mapping[str, Any]) -> Model:
+        """Serve a model as it is now in its directory, if an index was built with it.
+
+        Other indexes keep the model that they were opened with.
+
+        Raises:
+            BadValueError: The index was built with another model.
+            StorageError: The model cannot be loaded.
+        """
+        key = _model_key(source)
+        old, loaded = self._loaded[key], _load_model(source, self.config)
+        new = ServedModel(old.name, loaded, self.config.limits)
+        model = new.retriever_model()
+        check_model(Path(path), manifest, model)
+        new.indexes, self._loaded[key] = old.indexes, new
+        for name in [name for name, served in self.models.items() if served is old]:
+            self._serve(name, source)
+        return model
 
     def _load_ray(self, path: str, model: Model | None = None) -> ShardedRetriever:
         address, timeout = parse_engine(str(self.config.engine)), min(30, self.config.limits.seconds)
@@ -110,6 +138,7 @@ class Catalogue:
 
     def _serve(self, name: str, source: str) -> None:
         key = _model_key(source)
+        _hide(source, name)
         if key not in self._loaded:
             self._loaded[key] = ServedModel(name, _load_model(source, self.config), self.config.limits)
         served = self.models[name] = self._loaded[key]
@@ -144,18 +173,19 @@ class Catalogue:
         self.ready = True
 
     def reload(self) -> None:
-        """Read the keys and open the indexes again, as they are now; models stay.
+        """Read the keys and open the indexes again, as they are now; models stay, if the indexes fit them.
 
         Raises:
             BadValueError: A line of the keys is malformed; all stays as it was.
-            StorageError: The keys, or some of the indexes, cannot be read; these stay as they were.
+            StorageError: The keys cannot be read, or some of the indexes cannot be opened; these stay as they
+                were.
         """
         self.config = with_new_keys(self.config)
         problems = []
         for index in self.indexes.values():
             try:
                 index.reload()
-            except StorageError as error:
+            except IrkitError as error:
                 problems.append(str(error))
         if problems:
             raise StorageError("; ".join(problems))
@@ -250,6 +280,13 @@ def _lookup(items: Mapping[str, T], name: str, what: str) -> T:
 def _model_key(source: str) -> str:
     """Return one name for all ways to name a model directory."""
     return str(Path(source).resolve()) if Path(source).is_dir() else source
+
+
+def _hide(place: str, name: str) -> None:
+    """Let answers tell a name instead of a place on this machine or a URI."""
+    path = Path(place)
+    for spelling in [place.rstrip("/")] if is_uri(place) else [path, path.absolute(), path.resolve()]:
+        hide(str(spelling), name)
 
 
 def _free(name: str, taken: Mapping[str, Any]) -> str:

@@ -7,6 +7,7 @@ arrival.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
@@ -18,6 +19,7 @@ from irkit.serve.messages import DocumentsRequest, RemoveRequest
 from irkit.serve.problems import Problem, respond
 from irkit.serve.search_routes import find_index, make_document
 from irkit.serve.search_work import AnyRetriever, fetch_known, find_known
+from irkit.shards import ShardedStore
 
 router = APIRouter(prefix="/indexes/{name}/documents", tags=["documents"])
 
@@ -29,7 +31,7 @@ async def get_documents(
     """Return documents by their ids."""
 
     def fetch(retriever: AnyRetriever) -> list[Document]:
-        _check_there(retriever, id, True, 404, "the index has no document", "")
+        _check_known(retriever, id, "")
         by_id = fetch_known(retriever, id)
         return [by_id[name] for name in id]
 
@@ -50,7 +52,7 @@ async def add_documents(request: Request, name: str, body: DocumentsRequest) -> 
     items = _documents(request, body)
 
     def add(retriever: Retriever) -> None:
-        _check_there(retriever, [item.id for item in items], False, 409, "the index already has document")
+        _refuse(retriever.documents.taken(items), 409, "the index already has document")
         retriever.add(items)
 
     return await _change(request, name, add, {"added": len(items)}, 201)
@@ -62,7 +64,7 @@ async def update_documents(request: Request, name: str, body: DocumentsRequest) 
     items = _documents(request, body)
 
     def update(retriever: Retriever) -> None:
-        _check_there(retriever, [item.id for item in items], True, 404, "the index has no document")
+        _check_known(retriever, [item.id for item in items])
         retriever.update(items)
 
     return await _change(request, name, update, {"updated": len(items)})
@@ -74,7 +76,7 @@ async def remove_documents(request: Request, name: str, body: RemoveRequest) -> 
     ids = list(dict.fromkeys(body.ids))
 
     def remove(retriever: Retriever) -> None:
-        _check_there(retriever, ids, True, 404, "the index has no document")
+        _check_known(retriever, ids)
         retriever.remove(ids)
 
     return await _change(request, name, remove, {"removed": len(ids)})
@@ -89,10 +91,16 @@ async def _change(
 ) -> Response:
     def change(retriever: Retriever) -> int:
         retriever.refresh()
-        function(retriever)
+        store = retriever.store
+        is_interrupted = isinstance(store, ShardedStore) and any(map(store.ahead, store.parts))
+        # inside an update, documents that an interrupted change has removed are found, so that the client
+        # can repeat it
+        with store.update() if is_interrupted else nullcontext():
+            function(retriever)
         return len(retriever)
 
-    return respond(done | {"documents": await find_index(request, name).change(change)}, status)
+    documents = await find_index(request, name).change(change, request.state.ends)
+    return respond(done | {"documents": documents}, status)
 
 
 def _documents(request: Request, body: DocumentsRequest) -> list[Document]:
@@ -102,16 +110,12 @@ def _documents(request: Request, body: DocumentsRequest) -> list[Document]:
     return [make_document(message) for message in body.documents]
 
 
-def _check_there(
-    retriever: AnyRetriever,
-    ids: list[str],
-    expected: bool,
-    status: int,
-    problem: str,
-    ending: str = "; nothing was changed",
-) -> None:
-    known_ids = set(find_known(retriever, ids))
-    wrong = [name for name in ids if (name in known_ids) != expected]
+def _check_known(retriever: AnyRetriever, ids: list[str], ending: str = "; nothing was changed") -> None:
+    known = set(find_known(retriever, ids))
+    _refuse([name for name in ids if name not in known], 404, "the index has no document", ending)
+
+
+def _refuse(wrong: list[str], status: int, problem: str, ending: str = "; nothing was changed") -> None:
     if wrong:
         others = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
         raise Problem(status, f"{problem} {wrong[0][:60]!r}{others}{ending}")

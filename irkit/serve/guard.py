@@ -93,6 +93,7 @@ class Guard:
                 raise Problem(429, f"{limits.requests} requests are in work already; try again in a second")
             self._running += 1
             RUNNING.inc()
+            scope["state"]["ends"] = time.monotonic() + limits.seconds  # for changes, which wait for a lock
             try:
                 async with asyncio.timeout(limits.seconds):
                     await _while_connected(self._app, scope, body, receive, send)

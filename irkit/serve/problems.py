@@ -36,6 +36,7 @@ _LONGEST = 500  # characters of a message, which may quote what was sent
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _PATH = re.compile(r"(?<![\w/])/(?:[\w.+@-]+/)*([\w.+@-]+)")  # of which only the last name is told
+_names: dict[str, str] = {}  # of what this process serves, by place
 
 
 class Problem(IrkitError):
@@ -44,6 +45,15 @@ class Problem(IrkitError):
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
+
+
+def hide(place: str, name: str) -> None:
+    """Let messages tell a name instead of a place: a path, which may have spaces or be relative, or a URI.
+
+    A place without a slash is told: it may be a word of any message.
+    """
+    if "/" in place:
+        _names[place] = name
 
 
 def respond(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -61,13 +71,18 @@ def problem_of(error: Exception) -> Problem:
         return error
     if isinstance(error, RequestValidationError):
         return _invalid(error)  # whose string repeats the whole body
-    message = _PATH.sub(r"\1", str(error))
+    places = "|".join(map(re.escape, sorted(_names, key=len, reverse=True))) or "(?!)"
+    message = re.sub(rf"(?<![\w/])(?:{places})(?!\w)", lambda found: _names[found[0]], str(error))
+    message = _PATH.sub(r"\1", message)
     if isinstance(error, HTTPException):
         return Problem(error.status_code, str(error.detail))
     if isinstance(error, LockedError):
         return Problem(409, message)
     if isinstance(error, StorageError):
-        number = getattr(error.__cause__, "errno", None)
+        cause: BaseException | None = error
+        while isinstance(cause, StorageError):  # an index of shards has one for that of a shard
+            cause = cause.__cause__
+        number = getattr(cause, "errno", None)
         if number in _FULL:
             return Problem(507, message)
         return Problem(503, f"{message}; reading goes on" if number in _READ_ONLY else message)

@@ -15,7 +15,8 @@ class ServeLimits(Config):
     """Limits of a server; a request beyond one of them gets an answer that names the limit.
 
     Attributes:
-        body_bytes: Bytes of a request.
+        body_bytes: Bytes of a request. Also characters of a query, times the texts that a cross-encoder reads
+            with it.
         bodies_bytes: Bytes of all requests that arrive or are being answered; requests of up to 64 KiB do not
             count.
         texts: Texts, queries or documents of a request.

@@ -10,13 +10,14 @@ import os
 import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 from irkit.encoder_free import EncoderFreeModel
 from irkit.errors import IrkitError, LockedError, StorageError
 from irkit.index import InvertedConfig
+from irkit.index.array_files import peek
 from irkit.index.directory import MANIFEST
 from irkit.model import Model
 from irkit.ray_engine.ray_search import ShardedRetriever
@@ -33,8 +34,24 @@ Work = Callable[[str, Retriever, Sequence[Job]], list[list[Any]]]
 
 _SHALLOW = 32  # hits up to which all searches cost about the same
 _PAUSE = 0.02  # seconds between attempts to write while another process writes
+_MARGIN = 0.05  # of the time of a request: what is left to answer when a change is given up
 PARTS = {"dense": "dense", "multi_vector": "tokens", "sparse": "sparse"}
 EXPLAINED = {"tokens": "tokens", "sparse": "terms", "bm25": "terms"}
+
+
+class _Change:
+    """A change in the queue; it is not begun once its request is given up.
+
+    Attributes:
+        function: Changes the index.
+        lock_ends: Time until which it waits for the lock.
+        has_begun: Whether the function runs, or has run.
+        is_given_up: Whether nobody waits for it any more.
+    """
+
+    def __init__(self, function: Callable[[Retriever], Any], lock_ends: float) -> None:
+        self.function, self.lock_ends = function, lock_ends
+        self.has_begun = self.is_given_up = False
 
 
 class ServedIndex:
@@ -65,32 +82,55 @@ class ServedIndex:
         self._retriever, self._renewing = load(path), threading.RLock()
         self._tidying: asyncio.Task[None] | None = None
         self._changed, self._is_closing = 0.0, False
+        self._unopened = ""  # why the index that is in the directory now is not the one in use
         self._replaced: list[ShardedRetriever] = []  # whose actors end before the next search
         self.searches = Batcher(f"index {name}", self._search, limits.batch_queries, limits.waiting_queries)
         self.writes = Batcher(f"changes of {name}", self._change, 1, limits.waiting_writes)
 
     def retriever(self) -> Retriever:
-        """Return the retriever of the newest state of the directory, also if the index was replaced."""
+        """Return the retriever of the newest state of the directory, also if the index was replaced.
+
+        If the new index does not fit its model, the old one stays in use until there is another one.
+
+        Raises:
+            StorageError: The directory cannot be opened.
+        """
         if self._stamp() != self._seen:
             with self._renewing:  # in one thread, which the others wait for
                 if (stamp := self._stamp()) != self._seen:
                     try:
-                        self._retriever.refresh()
-                        self._retriever.collection.check_current()
-                    except StorageError:
-                        self.reload()
+                        self._renew()
+                    except StorageError:  # perhaps for a moment only
+                        raise
+                    except IrkitError as error:
+                        self._unopened = f"index {self.name}: it was replaced, and the new one fails: {error}"
+                        logging.getLogger("irkit.serve").error(
+                            json.dumps({"event": "not renewed", "name": self.name, "error": str(error)})
+                        )
                     self._seen = stamp
         return self._retriever
+
+    def _renew(self) -> None:
+        """Move on to the newest state; open the directory again if it has another index now."""
+        with suppress(OSError):  # a StorageError is one
+            manifest = peek(Path(self.path) / MANIFEST)
+            # the old retriever, which may stay in use, must not move to the files of another index
+            if manifest is not None and manifest.meta.get("build") == self._retriever.store.meta["build"]:
+                self._retriever.refresh()
+                self._retriever.collection.check_current()
+                return
+        self.reload()
 
     def reload(self) -> None:
         """Open the directory again; running searches finish on the index that they began with.
 
         Raises:
             StorageError: The directory cannot be opened; the old index stays in use.
+            BadValueError: The index does not fit its model; the old index stays in use.
         """
         with self._renewing:
             stamp, old = self._stamp(), self._retriever
-            self._retriever, self._seen = self._load(self.path), stamp
+            self._retriever, self._seen, self._unopened = self._load(self.path), stamp, ""
             if isinstance(old, ShardedRetriever):
                 self._replaced.append(old)
 
@@ -180,9 +220,31 @@ class ServedIndex:
         with retriever.store.snapshot():
             return function(retriever)
 
-    async def change(self, function: Callable[[Retriever], T]) -> T:
-        """Call a function that changes the index, after all earlier changes; return after the commit."""
-        [result] = await self.writes.submit("change", [(function, 1)])
+    async def change(self, function: Callable[[Retriever], T], ends: float) -> T:
+        """Call a function that changes the index, after all earlier changes; return after the commit.
+
+        Args:
+            function: Changes the index.
+            ends: Time of `time.monotonic` at which the request is given up.
+
+        Raises:
+            LockedError: Another process has been writing all the time.
+            Problem: The time is over (408).
+        """
+        margin = _MARGIN * self.limits.seconds
+        change = _Change(function, ends - 2 * margin)  # first of all, so that the client learns of the lock
+        try:
+            async with asyncio.timeout(ends - margin - time.monotonic()):
+                try:
+                    [result] = await self.writes.submit("change", [(change, 1)])
+                finally:
+                    change.is_given_up = True
+        except TimeoutError:
+            if change.has_begun:
+                text = "it has begun and may still be stored; look whether it is before you repeat it"
+                raise Problem(408, f"the change took too long: {text}") from None
+            text = "the change waited too long for others before it; nothing was changed, so try again"
+            raise Problem(408, text) from None
         self._changed = time.monotonic()
         if self._tidying is None and self._is_wasteful():
             self._tidying = asyncio.create_task(self._tidy())
@@ -219,7 +281,8 @@ class ServedIndex:
                 and (left := self._changed + self.limits.compact_seconds - time.monotonic()) > 0
             ):
                 await asyncio.sleep(left)
-            await self.writes.submit("change", [(self._compact, 1)])
+            change = _Change(self._compact, time.monotonic() + self.limits.seconds)
+            await self.writes.submit("change", [(change, 1)])
         except IrkitError as error:  # another process writes, or the disk is full: a later change tries again
             logging.getLogger("irkit.serve").warning(
                 json.dumps({"event": "no compaction", "name": self.name, "error": str(error)})
@@ -238,15 +301,21 @@ class ServedIndex:
         self.retriever()
         gc.collect()  # old states refer to themselves, and keep files in memory that are removed
 
-    def _change(self, key: Hashable, functions: list[Callable[[Retriever], Any]]) -> list[Any]:
+    def _change(self, key: Hashable, changes: list[_Change]) -> list[Any]:
         """Change the index; wait while another process holds its lock."""
-        [function] = functions
-        end = time.monotonic() + self.limits.seconds
+        [change] = changes
         while True:
+            retriever = self.retriever()
+            if self._unopened:
+                raise StorageError(self._unopened)
+            change.has_begun = True  # before the look, so that who gives it up at this moment knows
+            if change.is_given_up:
+                return [None]
             try:
-                return [function(self.retriever())]
+                return [change.function(retriever)]
             except LockedError:
-                if time.monotonic() > end:
+                change.has_begun = False
+                if time.monotonic() > change.lock_ends:
                     raise
                 time.sleep(_PAUSE)
 

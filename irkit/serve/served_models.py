@@ -131,6 +131,7 @@ class ServedModel:
             Problem: There are too many tokens, or too much is waiting, or the model has failed.
         """
         if isinstance(self.model, CrossEncoder):
+            self._check_pairs(query, texts)
             rows = await asyncio.to_thread(self._tokenize_pairs, query, texts, cut)
             lengths = torch.tensor([len(ids) for ids in rows["input_ids"]])
             total = self._total(lengths)
@@ -196,6 +197,14 @@ class ServedModel:
             if longest > self.model.max_length:
                 raise self._too_long(f"query and text have {longest} tokens")
         return self.model.tokenize(pairs)
+
+    def _check_pairs(self, query: str, texts: Sequence[str]) -> None:
+        """Refuse a query that would take longer to split, once for each text, than the largest body."""
+        total, most = len(query) * len(texts), self.limits.body_bytes
+        if total > most:
+            what = f"{self.name} reads a query of {len(query)} characters with each of {len(texts)} texts"
+            limit = f"the limit is {most} characters in all; send a shorter query, or fewer texts"
+            raise Problem(413, f"{what}; {limit}")
 
     def _too_long(self, what: str) -> Problem:
         limit = f"{what}, the limit of {self.name} is {self.max_length}"

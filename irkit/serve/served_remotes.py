@@ -111,7 +111,7 @@ class ServedRemote(ServedIndex):
             "keys": [],
         }
 
-    async def change(self, function: Callable[[Any], T]) -> T:
+    async def change(self, function: Callable[[Any], T], ends: float) -> T:
         """Refuse a change.
 
         Raises:

@@ -99,6 +99,13 @@ class ShardedDocuments(Documents):
         return result
 
     @snapshot
+    def taken(self, documents: Sequence[Document]) -> list[str]:
+        """Return the ids of those documents that `add` refuses; those that it skips are left out."""
+        items = list(documents)
+        stored = self._stored_before(items, shard_of([item.id for item in items], len(self.parts)))
+        return super().taken([item for item, known in zip(items, stored, strict=True) if not known])
+
+    @snapshot
     def ids(self, rows: Array) -> list[str]:
         """Return the ids of global ``rows (n,)``."""
         return self._collect(rows, lambda part, own: part.ids(own))
