@@ -239,7 +239,7 @@ def test_a_commit_while_an_index_is_opened_is_seen(tmp_path: Path) -> None:
         return opened
 
     index = ServedIndex("words", str(tmp_path / "words"), load, lambda *_: [], ServeLimits())
-    assert index.count() == 2
+    assert len(index.retriever()) == 2
 
 
 def test_threads_wait_for_the_one_that_opens_a_new_index(tmp_path: Path) -> None:
@@ -257,7 +257,7 @@ def test_threads_wait_for_the_one_that_opens_a_new_index(tmp_path: Path) -> None
     index = ServedIndex("words", str(tmp_path / "words"), load, lambda *_: [], ServeLimits())
     Retriever.build("vectors", {"a": [1.0], "b": [0.5]}, tmp_path / "words", overwrite=True).close()
     with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(lambda _: index.count(), range(8))) == [2] * 8
+        assert list(pool.map(lambda _: len(index.retriever()), range(8))) == [2] * 8
     assert len(loads) == 2
 
 
