@@ -125,6 +125,29 @@ def test_documents_are_rescored_a_part_at_a_time(held: str, tmp_path: Path) -> N
     assert max(read) <= 20
 
 
+def test_padding_is_not_read(tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    data, queries = make("dense", 500, rng), make("dense", 40, rng)
+    rows = np.full((40, 300), -1)
+    rows[0], rows[1:, 0], rows[1:, 7] = rng.integers(0, 500, 300), 5, 9
+    read: list[int] = []
+
+    class Counted(Flat):
+        def representations(self, rows: np.ndarray) -> Representation:
+            read.append(len(rows))
+            return super().representations(rows)
+
+    build(tmp_path / "index", {"kind": "flat"}, data)
+    index = Counted(Store.open(tmp_path / "index"), FlatConfig())
+    scores = index.rescore(queries, rows)
+    assert sum(read) == (rows >= 0).sum()
+    assert (np.isneginf(scores) == (rows < 0)).all()
+    for number in (0, 1, 39):
+        given = rows[number] >= 0
+        alone = index.rescore(queries[number : number + 1], rows[number : number + 1, given])
+        np.testing.assert_array_equal(scores[number, given], alone[0])
+
+
 @given(
     seed=st.integers(0, 2**31),
     n=st.integers(1, 300),

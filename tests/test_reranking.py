@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from irkit import Dense, Model, Retriever, Run
 from irkit.core.late_interaction import MultiVectorAttention, mean_maxsim
 from irkit.data import Document, Query
+from irkit.encoder_free import Vectors
 from irkit.errors import BadTypeError, BadValueError
 from irkit.heads import MultiVectorHead, Normalize, Projection
 
@@ -348,3 +350,33 @@ def test_options_of_a_search_that_make_no_sense(retriever: Retriever) -> None:
         queries: Any = QUERIES if isinstance(candidates, Run) else "a query"
         with pytest.raises(error, match=message):
             retriever.rerank(queries, candidates, **options)
+
+
+@pytest.mark.parametrize("windows", [None, {"length": 2}])
+def test_one_long_list_does_not_lengthen_the_others(
+    model: Model, tmp_path: Path, windows: dict[str, int] | None
+) -> None:
+    retriever = Retriever.build(model, CORPUS, tmp_path / "index", windows=windows)
+    queries = [*QUERIES.values(), "text", "hip"]
+    lists = [["d3"], ["d0", "d1", "d2", "d3", "d4", "d5", "d6"], [], ["d5"], ["d6", "d2"]]
+    ranked = retriever.rerank(queries, lists)
+    assert [len(line) for line in ranked] == [1, 7, 0, 1, 2]
+    for line, query, ids in zip(ranked, queries, lists, strict=True):
+        alone = retriever.rerank(query, ids)
+        assert [(hit.id, hit.passage) for hit in line] == [(hit.id, hit.passage) for hit in alone]
+        assert values(line) == pytest.approx(values(alone), abs=1e-5)
+
+
+def test_memory_is_bounded_by_the_candidates(tmp_path: Path) -> None:
+    vectors = np.random.default_rng(0).normal(size=(4000, 8)).astype(np.float32)
+    names = [f"d{number}" for number in range(4000)]
+    retriever = Retriever.build(Vectors(), zip(names, vectors, strict=True), tmp_path / "index")
+    lists = [names, *([name] for name in names[1:])]
+    retriever.rerank(vectors[:2], lists[:2])
+    tracemalloc.start()
+    try:
+        hits = retriever.rerank(vectors, lists, fields=["id"])
+        assert tracemalloc.get_traced_memory()[1] < 40 << 20  # a full table alone takes 122 MiB
+    finally:
+        tracemalloc.stop()
+    assert (len(hits[0]), [hit.id for hit in hits[9]]) == (4000, ["d9"])

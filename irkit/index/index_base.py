@@ -253,14 +253,14 @@ class Index(ABC):
         if isinstance(queries, Dense) and filled.any():
             width = min(rows.shape[1], max(1, numbers // max(1, self.dim)))  # rows of one query
             size = max(1, numbers // (width * max(1, self.dim)))
+            asked = queries.arrays()["values"]
             for start, first in product(range(0, len(rows), size), range(0, rows.shape[1], width)):
                 own, columns = slice(start, start + size), slice(first, first + width)
-                part = rows[own, columns]
-                values = self.representations(part.clip(0).reshape(-1)).arrays()["values"]
-                chosen = np.where(part >= 0, np.arange(part.size).reshape(part.shape), -1)
-                scores[own, columns] = pair_scores(
-                    self._metric, queries[own].arrays()["values"], values, chosen
-                )
+                real = filled[own, columns]
+                if real.any():  # padding is not read
+                    values = self.representations(rows[own, columns][real]).arrays()["values"]
+                    chosen = np.where(real, real.cumsum().reshape(real.shape) - 1, -1)
+                    scores[own, columns] = pair_scores(self._metric, asked[own], values, chosen)
         elif isinstance(queries, MultiVector):
             pairs = np.argwhere(filled)
             size = max(_PAIRS, numbers // (4 * _TOKENS * max(1, self.dim)))  # so many stay in the cache

@@ -19,6 +19,7 @@ from irkit.index import SeveralIndex
 from irkit.model.cross_encoder import check_scorable
 from irkit.retrieval.collection import AnyModel, Collection
 from irkit.retrieval.fusing import Fuse, compare_several, score_several
+from irkit.retrieval.padding import pad_rows
 from irkit.retrieval.searching import Rows, find_rows
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -100,19 +101,21 @@ def score_rows(
     Returns:
         For each query ``(n,)`` float32.
     """
-    lengths = [len(line) for line in rows]
-    if not any(lengths):
-        return [_EMPTY for _ in rows]
+    scores = [_EMPTY for _ in rows]
+    if not any(map(len, rows)):
+        return scores
     queries = collection.model.encode_representation(contents, "query")
     if interaction is None:
-        padded = np.full((len(rows), max(lengths)), -1, np.int64)
-        padded[np.arange(max(lengths)) < np.array(lengths)[:, None]] = np.concatenate(rows)
         index = collection.index
-        if isinstance(index, SeveralIndex):
-            table = score_several(index, cast(Any, queries), padded, fuse)
-        else:
-            table = index.rescore(queries, padded)
-        return [line[:length] for line, length in zip(table, lengths, strict=True)]
+        for numbers, padded in pad_rows(rows):
+            own = queries[numbers]
+            if isinstance(index, SeveralIndex):
+                table = score_several(index, cast(Any, own), padded, fuse)
+            else:
+                table = index.rescore(own, padded)
+            for number, line in zip(numbers.tolist(), table, strict=True):
+                scores[number] = line[: len(rows[number])]
+        return scores
     parts = (collection.index.representations(line) if len(line) else None for line in rows)
     return [_compare(interaction, queries[row : row + 1], part) for row, part in enumerate(parts)]
 

@@ -22,6 +22,7 @@ from irkit.index import WindowsConfig
 from irkit.index.array_files import Array
 from irkit.retrieval.collection import AnyModel, Collection
 from irkit.retrieval.fusing import Fuse, head_weights
+from irkit.retrieval.padding import pad_rows
 
 
 class Passage(NamedTuple):
@@ -194,18 +195,16 @@ def find_passages(
     """
     if index.windows is None:
         return [[None] * len(line) for line in rows]
-    padded = np.full((len(rows), max(map(len, rows), default=0)), -1, np.int64)
-    for number, line in enumerate(rows):
-        padded[number, : len(line)] = line
-    if not padded.size:
-        return [[] for _ in rows]
+    passages: list[list[Passage | None]] = [[] for _ in rows]
+    if not any(map(len, rows)):
+        return passages
     encoded = queries()
     weights = (head_weights(encoded, fuse),) if isinstance(encoded, Several) else ()
-    spans = index.passages(encoded, padded, *weights).tolist()
-    return [
-        [Passage(*span) for span in line_spans[: len(line)]]
-        for line_spans, line in zip(spans, rows, strict=True)
-    ]
+    for numbers, padded in pad_rows(rows):
+        spans = index.passages(encoded[numbers], padded, *weights).tolist()
+        for number, line in zip(numbers.tolist(), spans, strict=True):
+            passages[number] = [Passage(*span) for span in line[: len(rows[number])]]
+    return passages
 
 
 def _most_tokens(model: Any) -> int | None:
