@@ -125,10 +125,9 @@ def test_an_explanation_has_all_heads(url: str, retriever: Retriever) -> None:
     with Client(url) as client:
         ours, theirs = client.explain(QUERIES[0], "d1"), retriever.explain(QUERIES[0], "d1")
         for head in WEIGHTS:
-            if head != "dense":  # whose passages are apart
-                assert [match.query for match in ours.parts[head].matches] == [
-                    match.query for match in theirs.parts[head].matches
-                ]
+            assert [(match.query, match.document) for match in ours.parts[head].matches] == [
+                (match.query, match.document) for match in theirs.parts[head].matches
+            ]
         found, expected = (each.search("neural", 2, fuse=WEIGHTS) for each in (client, retriever))
         assert [(hit.id, hit.score) for hit in found] == [
             (hit.id, pytest.approx(hit.score, abs=1e-6)) for hit in expected

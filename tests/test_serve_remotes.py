@@ -317,7 +317,7 @@ def test_a_client_warns_of_partial_results(monkeypatch: pytest.MonkeyPatch) -> N
     def ask(transport: Transport, method: str, path: str, body: Any = None) -> Any:
         sent.append(body)
         if method == "GET":
-            return {"indexes": [{"name": "words", "most_hits": 1000}]}
+            return {"indexes": [{"name": "words", "representation": "sparse", "most_hits": 1000}]}
         missing = {"missing": ["words/shard-1-000"]} if body.get("partial") else {}
         return {"results": [{"query": QUERY, "hits": [hit]} | missing]}
 

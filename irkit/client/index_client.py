@@ -2,36 +2,33 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, is_dataclass
 from typing import TYPE_CHECKING, Any, Self, Unpack, cast, overload
 from urllib.parse import quote, urlencode, urlsplit
 
 import numpy as np
 
 from irkit.arguments import brief, check_flags, check_functions
+from irkit.client.conversions import plain, plain_filter, to_explanation, to_hits, to_record, with_ids
 from irkit.client.transport import Transport
 from irkit.data import JSON, Document, DocumentsLike, QueriesLike, Query, parse_documents, parse_queries
+from irkit.encoder_free import Vectors
 from irkit.errors import BadKeyError, BadTypeError, BadValueError
 from irkit.evaluation.run import Run
-from irkit.index.filters import as_json, parse_filter
-from irkit.retrieval.explanation import Explanation, Match
+from irkit.retrieval.explanation import Explanation
 from irkit.retrieval.fusing import Fuse
 from irkit.retrieval.reranking import parse_id_lists
 from irkit.retrieval.searcher import Searcher
 from irkit.retrieval.searching import Filter, Hit, PartialResultWarning, queries_of_run
 from irkit.retrieval.selection import RankOptions, SearchOptions
-from irkit.retrieval.windows import Passage
-from irkit.tokenizer import TokenSpan
 
 if TYPE_CHECKING:
     from irkit.encoder_free import RM3
 
 _TOGETHER = 256  # queries or documents of one request
-_RERANKED = 50_000  # documents of one request
+_HITS = 50_000  # of one request, or documents to rank
 
 
 class Client(Searcher):
@@ -84,7 +81,10 @@ class Client(Searcher):
         self.index = names[0] if index is None else index
         if self.index not in names:
             raise BadValueError(f"Client: {url} has no index {brief(index)}; known: {', '.join(names)}")
-        self._most_hits = indexes[self.index]["most_hits"]
+        about = indexes[self.index]
+        self._most_hits = about["most_hits"]
+        vectors_of_tokens = about["representation"] == "multi_vector"
+        self._vectors = Vectors(representation="multi_vector" if vectors_of_tokens else "dense")
         self._route = f"/indexes/{quote(self.index, safe='')}"
 
     # ---- searching ----
@@ -97,21 +97,25 @@ class Client(Searcher):
     def _find(
         self, queries: Any, k: int, filter: Filter | None, options: SearchOptions
     ) -> tuple[list[list[Hit]], bool]:
-        single = isinstance(queries, str | Mapping) or getattr(queries, "ndim", 0) == 1
-        if not single and not isinstance(queries, Iterable):
+        if isinstance(queries, str | Mapping):
+            contents, single = [queries], True
+        elif not isinstance(queries, Iterable):
             raise BadTypeError(f"search: got {brief(queries)}, expected a query or several")
-        items = [_plain(query) for query in ([queries] if single else queries)]
-        lines = self._search(items, {**options, "k": k, "filter": _plain_filter(filter)})
+        else:  # texts, too: only vectors can be a single query here
+            contents, single = self._vectors.split_queries(queries)
+        items = [plain(query) for query in contents]
+        lines = self._search(items, {**options, "k": k, "filter": plain_filter(filter)})
         return [line for part in lines for line in part], single
 
     def _search(self, items: list[Any], options: Mapping[str, Any]) -> Iterator[list[list[Hit]]]:
-        """Yield the hits of 256 queries at a time; many hits of a query come as a stream."""
-        body = {name: _plain(value) for name, value in options.items()}
+        """Yield the hits of up to 256 queries at a time; many hits of a query come as a stream."""
+        body = {name: plain(value) for name, value in options.items()}
         body |= {"partial": True} if self._partial else {}
-        wanted = [body[name] for name in ("k", "offset") if isinstance(body.get(name), int)]
-        body |= {"stream": True} if sum(wanted) > self._most_hits else {}
-        for start in range(0, len(items), _TOGETHER):
-            yield self._hits("search", {**body, "queries": items[start : start + _TOGETHER]})
+        depth = sum(body[name] for name in ("k", "offset") if isinstance(body.get(name), int))
+        body |= {"stream": True} if depth > self._most_hits else {}
+        step = max(1, min(_TOGETHER, _HITS // max(1, depth)))
+        for start in range(0, len(items), step):
+            yield self._hits("search", {**body, "queries": items[start : start + step]})
 
     def run(
         self,
@@ -127,8 +131,8 @@ class Client(Searcher):
         """Rank documents for many queries, but return only ids and scores, see `irkit.Retriever.run`."""
         check_functions("run", progress=progress)
         items = list(parse_queries(queries))
-        contents = [_plain(query.text if query.vector is None else query.vector) for query in items]
-        asked = {**options, "k": k, "filter": _plain_filter(filter), "fields": ["id"]}
+        contents = [plain(query.text if query.vector is None else query.vector) for query in items]
+        asked = {**options, "k": k, "filter": plain_filter(filter), "fields": ["id"]}
         asked |= {"feedback": feedback, "fuse": fuse}
         found = list[list[Hit]]()
         for part in self._search(contents, asked):
@@ -192,8 +196,8 @@ class Client(Searcher):
         self, texts: list[str], ids: list[list[str]], options: Mapping[str, Any]
     ) -> Iterator[list[list[Hit]]]:
         """Yield the hits of some queries at a time."""
-        body = {name: _plain(value) for name, value in options.items()}
-        step = max(1, min(_TOGETHER, _RERANKED // max(1, *map(len, ids), 1)))
+        body = {name: plain(value) for name, value in options.items()}
+        step = max(1, min(_TOGETHER, _HITS // max(1, *map(len, ids), 1)))
         for start in range(0, len(texts), step):
             part = slice(start, start + step)
             yield self._hits("rerank", {**body, "queries": texts[part], "ids": ids[part]})
@@ -202,15 +206,15 @@ class Client(Searcher):
         """Explain the score of a document, given by its id or as a `Document`."""
         target: dict[str, Any] = {"id": document}
         if isinstance(document, Document):
-            target = {"document": _record(document)}
+            target = {"document": to_record(document)}
         elif not isinstance(document, str):
             raise BadTypeError(f"explain: got {brief(document)}; expected an id or a Document")
         answer = self.transport.ask("POST", f"{self._route}/explain", {"query": query, **target})
-        return _explanation(answer)
+        return to_explanation(answer)
 
     def facets(self, key: str, filter: Filter | None = None, k: int = 10) -> list[tuple[JSON, int]]:
         """Return the ``k`` most frequent values of a key, see `irkit.Retriever.facets`."""
-        body = {"keys": [key], "filter": _plain_filter(filter), "k": k}
+        body = {"keys": [key], "filter": plain_filter(filter), "k": k}
         counts = self.transport.ask("POST", f"{self._route}/facets", body)["facets"][key]
         return [(item["value"], item["count"]) for item in counts]
 
@@ -230,7 +234,11 @@ class Client(Searcher):
         return found
 
     def add(self, documents: DocumentsLike) -> None:
-        """Add documents, 256 in one step; return when they are stored. See `irkit.Retriever.add`."""
+        """Add documents, 256 in one step; return when they are stored. See `irkit.Retriever.add`.
+
+        Raises:
+            BadValueError: A document has no id; a Client numbers none, because others may add some meanwhile.
+        """
         self._send("POST", documents)
 
     def update(self, documents: DocumentsLike) -> None:
@@ -243,7 +251,7 @@ class Client(Searcher):
         self.transport.ask("DELETE", f"{self._route}/documents", {"ids": names})
 
     def _send(self, method: str, documents: DocumentsLike) -> None:
-        items = [_record(document) for document in parse_documents(documents)]
+        items = [to_record(document) for document in parse_documents(with_ids(documents))]
         for start in range(0, len(items), _TOGETHER):
             body = {"documents": items[start : start + _TOGETHER]}
             self.transport.ask(method, f"{self._route}/documents", body)
@@ -280,14 +288,7 @@ class Client(Searcher):
         if missing:
             problem = f"searching {self.index}: no answer of {', '.join(missing)}; hits are missing"
             warnings.warn(problem, PartialResultWarning, stacklevel=4)
-        names = ("id", "score", "text", "title", "metadata")
-        return [
-            [
-                Hit(**{name: hit[name] for name in names}, passage=_passage(hit.get("passage")))
-                for hit in result["hits"]
-            ]
-            for result in results
-        ]
+        return [to_hits(result) for result in results]
 
 
 class ClientDocuments:
@@ -328,46 +329,3 @@ def _make_run(items: Sequence[Query], found: Sequence[Sequence[Hit]]) -> Run:
         (query.id, [hit.id for hit in line], np.array([hit.score for hit in line], np.float32))
         for query, line in zip(items, found, strict=True)
     )
-
-
-def _passage(answer: dict[str, int] | None) -> Passage | None:
-    return None if answer is None else Passage(answer["start"], answer["end"])
-
-
-def _plain(value: Any) -> Any:
-    """Convert a value for JSON: arrays and other iterables become lists."""
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    if is_dataclass(value) and not isinstance(value, type):  # RM3
-        return asdict(value)
-    is_plain = value is None or isinstance(value, str | int | float | Mapping)
-    return value if is_plain else [_plain(item) for item in value]
-
-
-def _plain_filter(filter: Filter | None) -> Any:
-    if filter is None:
-        return None
-    if not isinstance(filter, Mapping):
-        return list(filter)
-    parse_filter(filter)  # refuses what is no filter before it is sent
-    return json.loads(as_json(filter))
-
-
-def _explanation(answer: Mapping[str, Any]) -> Explanation:
-    matches = tuple(
-        Match(
-            TokenSpan(**match["query"]),
-            TokenSpan(**match["document"]),
-            match["score"],
-            tuple(match["weights"]) if "weights" in match else None,
-        )
-        for match in answer["matches"]
-    )
-    score = float("-inf") if answer["score"] is None else answer["score"]
-    parts = {name: _explanation(part) for name, part in answer.get("parts", {}).items()}
-    return Explanation(answer["query"], answer["document"], score, matches, parts)
-
-
-def _record(document: Document) -> dict[str, Any]:
-    record = {"id": document.id, "text": document.text, "title": document.title}
-    return record | {"metadata": dict(document.metadata), "vector": _plain(document.vector)}

@@ -295,6 +295,7 @@ class Explanation:
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values; a token is ``{"token", "start", "end"}``, with start = end if not in the text.
 
+        A match has ``"weights"`` and ``"repeats"`` if it has any.
         The score is None if it is -inf, which JSON lacks: the score of a document without tokens.
         """
         return {
@@ -304,6 +305,7 @@ class Explanation:
             "matches": [
                 {"query": match.query._asdict(), "document": match.document._asdict(), "score": match.score}
                 | ({"weights": list(match.weights)} if match.weights else {})
+                | ({"repeats": [span._asdict() for span in match.repeats]} if match.repeats else {})
                 for match in self.matches
             ],
             **({"parts": {name: part.to_dict() for name, part in self.parts.items()}} if self.parts else {}),

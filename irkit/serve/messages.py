@@ -26,6 +26,10 @@ Weights = Annotated[dict[str, float], BeforeValidator(_check_weights)]
 Content = str | Weights | Many[float] | Many[Many[float]]
 
 
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
 class Message(BaseModel):
     """Base of all messages. Numbers and booleans are not made from other types."""
 
@@ -69,7 +73,9 @@ class Selection(Message):
     threshold: float | None = Field(None, description="Lowest score.")
     group_by: str | None = Field(None, description="Key of metadata: a few hits of each value.")
     per_group: int = Field(1, ge=1, description="Hits of each value of group_by.")
-    fields: Many[str] | None = Field(None, description="title, text, metadata, metadata.KEY; null is all.")
+    fields: Annotated[Many[str] | None, BeforeValidator(_as_list, str | list[str] | None)] = Field(
+        None, description="title, text, metadata, metadata.KEY: one or several; null is all."
+    )
 
 
 class SearchRequest(Selection):

@@ -30,7 +30,9 @@ from irkit.serve.search_work import AnyRetriever, explain, rerank_ids
 from irkit.serve.served_indexes import ServedIndex
 
 router = APIRouter(tags=["search"])
-_MOST_EXPLAINED = 20
+_MOST_EXPLAINED = 20  # hits of a query
+_MOST_EXPLANATIONS = 100  # of a request
+_MOST_HITS = 100_000  # of an answer in one piece
 _STREAMED = 16  # queries whose hits are found together, and then sent
 
 
@@ -96,6 +98,7 @@ async def search(request: Request, name: str, body: SearchRequest) -> Response:
         raise Problem(422, f"k, offset and depth: {max(depths)} hits of a query, the limit is {most}{hint}")
     if body.explain and body.k > _MOST_EXPLAINED:
         raise Problem(422, f"explain with k {body.k}; expected at most {_MOST_EXPLAINED}")
+    _check_work(request.app.state.catalogue, name, body, len(queries), depths[0])
     options = body.model_dump(exclude={"queries", "facets", "facet_k", "stream"})
     options |= {"fuse": None, "heads": body.fuse} if fuse is None else {"heads": None}
     if body.stream:
@@ -107,6 +110,41 @@ async def search(request: Request, name: str, body: SearchRequest) -> Response:
         answer["facets"] = (await _count(index, body.facets, body.filter, body.facet_k))["facets"]
     answer |= {"documents": index.count(), "seconds": round(time.perf_counter() - start, 6)}
     return respond(answer)
+
+
+def _check_work(catalogue: Catalogue, name: str, body: SearchRequest, count: int, depth: int) -> None:
+    """Refuse what would keep other searches of the index waiting for long, and answers that would be huge.
+
+    Args:
+        catalogue: Has the index.
+        name: Name of the index.
+        body: The request.
+        count: Number of its queries.
+        depth: Hits of a query, skipped ones included.
+    """
+    if not body.stream and count * body.k > _MOST_HITS:
+        raise Problem(
+            422,
+            f"{count} queries with k {body.k}: {count * body.k} hits in one answer, the limit is "
+            f"{_MOST_HITS}; ask for fewer, or set stream: true",
+        )
+    if body.explain and count * body.k > _MOST_EXPLANATIONS:
+        raise Problem(
+            422,
+            f"explain of {count} queries with k {body.k}: {count * body.k} hits, the limit is "
+            f"{_MOST_EXPLANATIONS}; ask for fewer, or the route explain for single hits",
+        )
+    by = body.rerank.by if body.rerank else ""
+    if body.rerank and by in catalogue.models and by not in catalogue.indexes:
+        names = {name, *(body.fuse.indexes if isinstance(body.fuse, Fuse) else ())}
+        documents = sum(catalogue.indexes[part].count() for part in names & catalogue.indexes.keys())
+        texts, most = count * min(max(depth, body.rerank.depth), documents), catalogue.config.limits.texts
+        if texts > most:
+            raise Problem(
+                422,
+                f"rerank by model {by}: {texts} texts of {count} queries, the limit is {most}; ask for fewer "
+                "queries at once or a smaller depth, or rank by an index, whose vectors are stored",
+            )
 
 
 async def _stream(

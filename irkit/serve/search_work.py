@@ -8,7 +8,7 @@ from math import isfinite
 from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
 from irkit.data import Document
-from irkit.encoder_free import RM3
+from irkit.encoder_free import RM3, Vectors
 from irkit.index import SeveralIndex
 from irkit.model import Model
 from irkit.model.cross_encoder import CrossEncoder
@@ -94,6 +94,8 @@ def find(served: Served, name: str, retriever: AnyRetriever, jobs: Sequence[Job]
     fuse, rerank = options["fuse"], options["rerank"]
     if (fuse or rerank) and not all(isinstance(query, str) for query in queries):
         raise Problem(422, "fuse and rerank take texts as queries")
+    if isinstance(retriever.model, Vectors):  # a search would take a list of too few axes as a single query
+        retriever.model.encode_representation(queries, "query")
     with ExitStack() as stack:
         parts = _open(served, name, retriever, options, stack)
         watched = stack.enter_context(_watch_shards(parts, options["partial"]))

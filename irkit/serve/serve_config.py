@@ -19,7 +19,7 @@ class ServeLimits(Config):
             with it.
         bodies_bytes: Bytes of all requests that arrive or are being answered; requests of up to 64 KiB do not
             count.
-        texts: Texts, queries or documents of a request.
+        texts: Texts, queries or documents of a request; also what a model ranks again for its queries.
         tokens: Tokens of all texts of a request.
         k: Hits of a query, skipped ones included.
         stream_k: Hits of a query in a stream.
