@@ -117,7 +117,10 @@ class TrainRecipe(Config):
             defaults["eval_strategy"] = "steps" if self.train.get("eval_steps") else "epoch"
             defaults["metric_for_best_model"] = f"eval_{during[0].measure}"
             if self.train.get("eval_strategy") != "no":
-                defaults["load_best_model_at_end"] = not {"save_strategy", "save_steps"} & self.train.keys()
+                takes_last = {"save_strategy", "save_steps"} & self.train.keys()
+                defaults["load_best_model_at_end"] = (
+                    not takes_last or self.train.get("early_stopping_patience") is not None
+                )
         return TrainingArguments.parse(defaults | self.train, output_dir)
 
 

@@ -171,12 +171,16 @@ def first_evaluating(values: Mapping[str, Any]) -> str | None:
 def _check_values(values: Mapping[str, Any], source: str) -> None:
     """Raise ConfigError if a number is out of its range, or a pattern of ``learning_rates`` malformed."""
     if values.get("early_stopping_patience") is not None:
-        others = [name for name in ("save_steps", "save_strategy") if name in values]
-        others += ["load_best_model_at_end: false"] * (values.get("load_best_model_at_end") is False)
-        if others:
+        steps = values.get("eval_steps"), values.get("save_steps")
+        others = {
+            "load_best_model_at_end: false": values.get("load_best_model_at_end") is False,
+            "save_strategy: no": values.get("save_strategy") == "no",
+            f"save_steps: {steps[1]}": None not in steps and steps[0] != steps[1],
+        }
+        for other in [name for name, is_there in others.items() if is_there]:
             raise ConfigError(
                 f"{source}.early_stopping_patience: the best checkpoint is taken, and each evaluation saves "
-                f"one; leave {others[0]} out"
+                f"one; leave {other} out"
             )
     for (least, expected), names in _RANGES.items():
         for name in names.split():

@@ -271,8 +271,8 @@ def searches(
 
 @pytest.mark.parametrize(
     ("nbits", "metric"),
-    [(1, "cosine"), (4, "euclidean")]
-    + [pytest.param(*case, marks=pytest.mark.slow) for case in ((2, "euclidean"), (4, "cosine"))],
+    [(1, "inner_product"), (4, "euclidean")]
+    + [pytest.param(*case, marks=pytest.mark.slow) for case in ((2, "euclidean"), (4, "inner_product"))],
 )
 @forked
 def test_dense_search(nbits: int, metric: str) -> None:
