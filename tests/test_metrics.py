@@ -123,7 +123,7 @@ def test_metrics_compare_dense_vectors(metric: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [{"kind": "flat"}, {"kind": "dense", "keep": "float32"}])
 def test_distances_that_float32_does_not_hold_are_refused(kind: dict[str, Any], tmp_path: Path) -> None:
-    """A sum of infinite squares would be NaN, which is no score, so documents would be lost."""
+    """The score of such a vector would be NaN, and a search would drop its document."""
     longest = torch.eye(DIM)[:4] * 8.9e18
     with Store.build(tmp_path / "index") as store:
         index = create_index(store, {**kind, "metric": "euclidean"})

@@ -46,7 +46,7 @@ class _Change:
         function: Changes the index.
         lock_ends: Time until which it waits for the lock.
         has_begun: Whether the function runs, or has run.
-        is_given_up: Whether nobody waits for it any more.
+        is_given_up: Whether the request has ended.
     """
 
     def __init__(self, function: Callable[[Retriever], Any], lock_ends: float) -> None:

@@ -177,10 +177,10 @@ def _check_values(values: Mapping[str, Any], source: str) -> None:
             "save_strategy: no": values.get("save_strategy") == "no",
             f"save_steps: {steps[1]}": None not in steps and steps[0] != steps[1],
         }
-        for other in [name for name, is_there in others.items() if is_there]:
+        if wrong := [name for name, is_there in others.items() if is_there]:
             raise ConfigError(
                 f"{source}.early_stopping_patience: the best checkpoint is taken, and each evaluation saves "
-                f"one; leave {other} out"
+                f"one; leave {wrong[0]} out"
             )
     for (least, expected), names in _RANGES.items():
         for name in names.split():
