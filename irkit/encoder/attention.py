@@ -59,6 +59,7 @@ def attend(
     softcap: float | None = None,
     dropout: float = 0.0,
     pooling: Pooling | None = None,
+    rough: bool = False,
 ) -> Tensor:
     """Compute softmax attention within each row, without attention between rows.
 
@@ -78,6 +79,7 @@ def attend(
         dropout: Probability of dropping an attention weight.
         pooling: Pooling that shortened the queries: ``window`` then counts from the middle of the tokens
             that a query stands for. None if the queries were not pooled.
+        rough: Whether `ragged_attention` may round float32 numbers to bfloat16 before it multiplies them.
 
     Returns:
         ``(total_q, heads, head_dim)``, packed as ``query``; zeros where no key is near enough.
@@ -106,7 +108,7 @@ def attend(
         from irkit_kernels.ragged_attention import ragged_attention
 
         packed = (query.values, key.values, value.values, query.offsets, key.offsets)
-        return ragged_attention(*packed, window, dropout, causal=causal, bias=bias)
+        return ragged_attention(*packed, window, dropout, causal=causal, bias=bias, rough=rough)
     if query.device.type == "cpu":  # a row at a time: padded biases of all rows would take far more memory
         lone = [slice(i, i + 1) for i, length in enumerate(query.lengths.tolist()) if length]
         parts = ((query[row], key[row], value[row]) for row in lone)

@@ -137,6 +137,7 @@ class Layer(nn.Module):
         down_bias = config.mlp_bias if config.down_bias is None else config.down_bias
         self.down: Any = nn.Linear(layer.intermediate_size, size, bias=down_bias)
         self.dropout = Dropout(config.hidden_dropout)
+        self.quantized = False  # by `quantize_`
         apart = config.disentangled
         if apart and not apart.shared and apart.to_positions:
             self.position_key = nn.Linear(input_size, self.widths[1])
@@ -244,6 +245,7 @@ class Layer(nn.Module):
             softcap=self.config.softcap,
             dropout=self.config.attention_dropout if self.training else 0.0,
             pooling=pooling,
+            rough=self.quantized,
         )
         return attended.flatten(1)
 
@@ -295,7 +297,10 @@ class Layer(nn.Module):
         return tuple(map(self.attention_norm, split)) if location == "qkv" else split
 
     def quantize_(self) -> None:
-        """Replace the linear maps by int8 ones, in place, for inference on the CPU."""
+        """Replace the linear maps by int8 ones, in place, for inference on the CPU.
+
+        Attention is rounded to bfloat16 then, which adds less to the error than the int8 maps.
+        """
         from irkit_kernels.int8_linear import ACTIVATIONS as int8_activations
         from irkit_kernels.int8_linear import Int8Linear
 
@@ -312,6 +317,7 @@ class Layer(nn.Module):
             nn.ModuleList(map(Int8Linear, _parts(self.qkv, self.widths))) if apart else Int8Linear(self.qkv)
         )
         self.out, self.down = Int8Linear(self.out), Int8Linear(self.down)
+        self.quantized = True
 
     def pack_(self) -> None:
         """Lay out weights for inference on the CPU, in place, except weights used in parts."""

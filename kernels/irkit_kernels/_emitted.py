@@ -121,7 +121,8 @@ def modules() -> Iterator[tuple[str, Callable[[], str]]]:
 
 
 def _ragged_attention() -> Iterator[tuple[str, Callable[[], str]]]:
-    kinds = [(bfloat16, False, lanes) for bfloat16 in _FLAGS for lanes in _LANES] + [(True, True, 16)]
+    kinds = [(bfloat16, False, lanes) for bfloat16 in _FLAGS for lanes in _LANES]
+    kinds += [(True, True, 16), (False, True, 16)]
     for head_dim, (bfloat16, dot, lanes), dropout in product((8, 40, 64), kinds, _FLAGS):
         plan = AttentionPlan(head_dim, bfloat16, dot, lanes, dropout)
         name = f"{head_dim}, bfloat16={bfloat16}, dot={dot}, {lanes}, dropout={dropout}"

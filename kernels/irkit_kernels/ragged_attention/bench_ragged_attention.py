@@ -1,6 +1,7 @@
 """Compare the speed of the kernel, on one core, with torch's attention, one call per run of equal lengths.
 
-Training times cover forward and backward with dropout 0.1. All times are CPU time, the best of interleaved
+Rough attention of float32 is compared with torch's in bfloat16, with the conversions. Training times cover
+forward and backward with dropout 0.1. All times are CPU time, the best of interleaved
 rounds, so that other processes on a shared machine disturb less.
 """
 
@@ -34,7 +35,7 @@ def run() -> list[dict[str, Any]]:
         return [
             _measure(name, lengths, head_dim, dtype, training)
             for training in (False, True)
-            for dtype in (torch.float32, torch.bfloat16)
+            for dtype in ("float32", "bfloat16", *([] if training else ["float32, rough"]))
             for head_dim in (32, 64)
             for name, lengths in _shapes(training)
         ]
@@ -48,24 +49,27 @@ def _shapes(training: bool) -> list[tuple[str, list[int]]]:
     return [*equal, ("mixed, mean 80", sorted(int(length) for length in drawn.clip(4, 512)))]
 
 
-def _measure(
-    name: str, lengths: Sequence[int], head_dim: int, dtype: torch.dtype, training: bool
-) -> dict[str, Any]:
+def _measure(name: str, lengths: Sequence[int], head_dim: int, dtype: str, training: bool) -> dict[str, Any]:
     # inputs
     torch.manual_seed(0)
-    inputs = torch.randn(sum(lengths), 3, HEADS, head_dim).to(dtype).requires_grad_(training)
-    grad = torch.randn(sum(lengths), HEADS, head_dim).to(dtype)
+    kind, _, rough = dtype.partition(", ")
+    inputs = torch.randn(sum(lengths), 3, HEADS, head_dim).to(getattr(torch, kind)).requires_grad_(training)
+    grad = torch.randn(sum(lengths), HEADS, head_dim).to(inputs.dtype)
     offsets = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32)
 
     # what is compared, each forward or with its gradient
     def ours(dropout: float) -> Tensor:
-        return ragged_attention(*inputs.unbind(1), offsets, offsets, None, dropout)
+        return ragged_attention(*inputs.unbind(1), offsets, offsets, None, dropout, rough=bool(rough))
+
+    def theirs(dropout: float) -> Tensor:
+        parts = (inputs.bfloat16() if rough else inputs).unbind(1)
+        return _torch(*parts, lengths, dropout).to(inputs.dtype)
 
     def result(attention: Callable[[float], Tensor], dropout: float = 0.0) -> Tensor:
         out = attention(dropout)
         return torch.autograd.grad(out, inputs, grad)[0] if training else out
 
-    contenders = {"kernel": ours, "torch": lambda dropout: _torch(*inputs.unbind(1), lengths, dropout)}
+    contenders = {"kernel": ours, "torch": theirs}
     # errors, against float64
     wide = inputs.detach().double().requires_grad_(training)
     exact = attention_reference(*wide.unbind(1), offsets, offsets)
@@ -84,7 +88,7 @@ def _measure(
     seconds = _interleaved(functions, max(1, int(1e8 / work)))
     return {
         "mode": "training" if training else "inference",
-        "dtype": str(dtype).removeprefix("torch."),
+        "dtype": dtype,
         "head_dim": head_dim,
         "length": name,
         "tokens": sum(lengths),

@@ -34,11 +34,12 @@ def supported() -> bool:
     return "avx512f" in features or {"avx2", "fma"} <= features or "neon" in features
 
 
-def plan_for(head_dim: int, bfloat16: bool, dropout: bool = False) -> Plan:
-    """Return the fastest plan on this CPU, which must be `supported`."""
+def plan_for(head_dim: int, bfloat16: bool, dropout: bool = False, rough: bool = False) -> Plan:
+    """Return the fastest plan on this CPU, which must be `supported`; see `Plan` and `ragged_attention`."""
     features = cpu_features()
     if "avx512f" in features:
-        return Plan(head_dim, bfloat16, bfloat16 and "avx512bf16" in features, 16, dropout)
+        dot = (bfloat16 or rough) and "avx512bf16" in features
+        return Plan(head_dim, bfloat16, dot, 16, dropout)
     return Plan(head_dim, bfloat16, False, 8 if "avx2" in features else 4, dropout)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .._typed import Array, Function, Value
+from .._typed import Array, Function, Value, vector
 from .cpu_plan import Plan
 
 __all__ = ["load_words", "pack_keys", "pack_values", "prefetch"]
@@ -49,7 +49,7 @@ def pack_values(plan: Plan) -> Function:
         for column in range(0, plan.head_dim, lanes):
             n, output = min(lanes, plan.head_dim - column), target.at(4 * column)
             if plan.dot:
-                pair = (row.cast("i16", 1).vectors(n)[column] for row in rows)
+                pair = (_halves(plan, row, column, n) for row in rows)
                 a, b = (_widen(x, half, lanes) for half in pair)
                 output.cast("i16", 1).vectors(2 * lanes)[0] = x.shuffle(a, b, interleaved)
             else:
@@ -81,9 +81,23 @@ def load_words(x: Function, plan: Plan, row: Array, word: Value | int, n: int) -
     """Load ``n`` packed words of a token from ``word`` on; zeros fill up the vector."""
     if plan.bfloat16 and not plan.dot:
         words = row.cast("u16", 1).vectors(n)[word].to("i32") << 16
+    elif plan.rounds:
+        words = _rounded(row, 2 * word, 2 * n).cast(vector(n, "i32"))
     else:
         words = row.cast("i32", 1).vectors(n)[word]
     return _widen(x, words, plan.lanes)
+
+
+def _halves(plan: Plan, row: Array, column: int, n: int) -> Value:
+    """Load ``n`` numbers of a token as the bits of bfloat16."""
+    if plan.rounds:
+        return _rounded(row, column, n).cast(vector(n, "i16"))
+    return row.cast("i16", 1).vectors(n)[column]
+
+
+def _rounded(row: Array, column: Value | int, n: int) -> Value:
+    """Load ``n`` float32 numbers of a token, rounded to bfloat16."""
+    return row.cast("float", 1).vectors(n)[column].to("bfloat")
 
 
 def _widen(x: Function, numbers: Value, lanes: int) -> Value:

@@ -27,7 +27,8 @@ class Plan:
     Attributes:
         head_dim: Width of a head, a multiple of 8.
         bfloat16: Inputs and output are bfloat16, else float32.
-        dot: Multiply pairs of bfloat16 (AVX512-BF16, 16 lanes), else float32 numbers.
+        dot: Multiply pairs of bfloat16 (AVX512-BF16, 16 lanes), else float32 numbers. float32 inputs are
+            rounded for it.
         lanes: float32 numbers per vector register.
         dropout: Drop weights at random.
         biased: Add a bias to each score, which depends on head and distance.
@@ -49,6 +50,11 @@ class Plan:
     def width(self) -> int:
         """``head_dim`` rounded up to whole vectors."""
         return -(-self.head_dim // self.lanes) * self.lanes
+
+    @property
+    def rounds(self) -> bool:
+        """Whether inputs are float32 and rounded to bfloat16."""
+        return self.dot and not self.bfloat16
 
     @property
     def stored(self) -> int:

@@ -38,6 +38,7 @@ def ragged_attention(
     *,
     causal: bool = False,
     bias: Tensor | None = None,
+    rough: bool = False,
 ) -> Tensor:
     """Compute softmax attention of each row of queries to its row of keys.
 
@@ -60,6 +61,9 @@ def ragged_attention(
         causal: Whether a query sees no key after its own position; rows must then be of equal length.
         bias: ``(heads, 2 * n - 1)`` float32, added to the scores: query ``i`` and key ``j`` get number ``n -
             1 + j - i``. No row is longer than ``n``. It has no gradient. None adds no bias.
+        rough: Whether float32 queries, keys, values and weights are rounded to bfloat16 where the CPU has
+            AVX512-BF16, which multiplies these twice as fast; sums and the output stay float32. It has no
+            effect with gradients and under torch.compile.
 
     Returns:
         ``(total_q, heads, head_dim)``, contiguous, in the dtype of ``query``; zeros in rows without keys.
@@ -80,7 +84,7 @@ def ragged_attention(
     if differentiable or torch.compiler.is_compiling():
         out: Tensor = torch.ops.irkit.ragged_attention(*arguments, dropout, seed)[0]
         return out
-    return _forward(*arguments, dropout, seed, with_stats=False)[0]
+    return _forward(*arguments, dropout, seed, with_stats=False, rough=rough)[0]
 
 
 def _forward(
@@ -96,6 +100,7 @@ def _forward(
     seed: Tensor | None,
     *,
     with_stats: bool = True,
+    rough: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Compute the attention and what the backward needs.
 
@@ -104,7 +109,7 @@ def _forward(
         and 1 / the sum of its weights; empty without ``with_stats``.
     """
     _check(query, key, value, query_offsets, key_offsets, window, causal, table, dropout, _ROOM)
-    kernel, scratch_size = _kernel(query.shape[2], query.dtype, dropout > 0, table is not None)
+    kernel, scratch_size = _kernel(query.shape[2], query.dtype, dropout > 0, table is not None, rough)
     query, key, value = (x if x.stride(2) == 1 else x.contiguous() for x in (query, key, value))
     out = torch.empty(query.shape, dtype=query.dtype, device="cpu")
     stats = torch.empty((*query.shape[:2], 2) if with_stats else 0, dtype=torch.float32, device="cpu")
@@ -194,10 +199,10 @@ def _has_code(query: Tensor) -> bool:
 
 @compiled_once
 def _kernel(
-    head_dim: int, dtype: torch.dtype, dropout: bool, biased: bool
+    head_dim: int, dtype: torch.dtype, dropout: bool, biased: bool, rough: bool
 ) -> tuple[Callable[..., None], int]:
     """Return the compiled forward and the size of its scratch memory in bytes."""
-    plan = replace(plan_for(head_dim, dtype == torch.bfloat16, dropout), biased=biased)
+    plan = replace(plan_for(head_dim, dtype == torch.bfloat16, dropout, rough), biased=biased)
     return compile_plan(plan), scratch_layout(plan)[1]
 
 
