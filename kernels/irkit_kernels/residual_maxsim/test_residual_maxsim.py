@@ -359,3 +359,14 @@ def test_errors():
         for message, call in cases.items():
             with pytest.raises(error, match=message):
                 call()
+
+
+@pytest.mark.parametrize("count", [40, 40_000])
+def test_the_arrays_of_a_table_lie_side_by_side(count):
+    generator = np.random.default_rng(0)
+    centroids, query = (generator.standard_normal((n, 4), dtype=np.float32) for n in (count, 20))
+    table = query_table(query, pack_centroids(centroids))
+    arrays = table.bytes, table.scores, table.maxima
+    starts = [array.ctypes.data for array in arrays]
+    assert starts[1:] == [start + array.nbytes for start, array in zip(starts, arrays, strict=True)][:-1]
+    assert count == 40 or starts[0] % (1 << 21) == 0  # a large one has huge pages
