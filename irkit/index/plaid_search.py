@@ -82,10 +82,28 @@ class PlaidArrays:
         """Return the documents where ``allowed (n,)`` is True, ascending."""
         return np.flatnonzero(allowed).astype(np.int32)
 
-    def probe(self, table: kernel.QueryTable, nprobe: int, ranked: int, allowed: Array) -> Array:
-        """Return the documents that occur in the most visited lists, and those without lists, ascending."""
+    def candidates(
+        self, table: kernel.QueryTable, budget: SearchBudget, nprobe: int, allowed: Array
+    ) -> tuple[Array, Array | None]:
+        """Return the rows that the first two steps of a search pass on, ascending, and their `rough` scores.
+
+        The scores are None if so few rows are left that none are ranked. There are at least ``budget.exact``
+        rows, if so many are allowed. Of no lists, with ``nprobe`` 0, all allowed rows are ranked.
+        """
+        rows = np.empty(0, np.int32)
+        if nprobe:
+            rows = self.with_unlisted(self.probed(table, nprobe, budget.ranked, allowed)[0], allowed)
+        if len(rows) < budget.exact:
+            rows = self.rows_of(allowed)
+        if len(rows) <= budget.refined:
+            return rows, None
+        rough = self.rough(table, rows)
+        best = best_scores(rough, budget.candidates)
+        return rows[best], rough[best]
+
+    def with_unlisted(self, rows: Array, allowed: Array) -> Array:
+        """Append to documents with lists those without that are allowed."""
         n = self.listed
-        rows, _ = self.probed(table, nprobe, ranked, allowed)
         if n == len(allowed):
             return rows
         return np.concatenate([rows, np.flatnonzero(allowed[n:]).astype(np.int32) + np.int32(n)])
@@ -198,40 +216,24 @@ class CpuSearch:
         rows = np.full((len(queries), budget.exact), -1)
         scores = np.full(rows.shape, -np.inf, np.float32)
         values, offsets = queries.values.detach().numpy(), queries.offsets.tolist()
+        arrays = self._arrays
 
         def rank(start: int, stop: int) -> None:
             for number in range(start, stop):
                 query = values[offsets[number] : offsets[number + 1]]
                 table = kernel.query_table(query, self.packed)
-                found, added = self._choose(query, table, budget, allowed)
-                found_scores = self._arrays.exact(query, table, found) + added  # 4. residuals
+                nprobe = budget.probes(len(query), self.packed.count) if budget.nprobe else 0
+                found, rough = arrays.candidates(table, budget, nprobe, allowed)  # 1. probe, 2. centroids
+                added = arrays.common(query, found)  # 3. means
+                if rough is not None:
+                    best = best_scores(rough * table.step + added, budget.refined)
+                    found, added = found[best], added[best]
+                found_scores = arrays.exact(query, table, found) + added  # 4. residuals
                 best = best_scores(found_scores, budget.exact)
                 rows[number, : len(best)], scores[number, : len(best)] = found[best], found_scores[best]
 
         share(rank, len(queries), torch.get_num_threads())
         return scores, rows
-
-    def _choose(
-        self, query: Array, table: kernel.QueryTable, budget: SearchBudget, allowed: Array
-    ) -> tuple[Array, Array]:
-        """Return the rows of one query ``(m, dim)`` whose residuals are scored, and what their means add.
-
-        There are at least ``budget.exact`` of them, if so many are allowed.
-        """
-        arrays, rows = self._arrays, np.empty(0, np.int32)
-        if budget.nprobe:  # 1. probe; rows without lists are all ranked
-            nprobe = budget.probes(len(query), self.packed.count)
-            rows = arrays.probe(table, nprobe, budget.ranked, allowed)
-        if len(rows) < budget.exact:
-            rows = arrays.rows_of(allowed)
-        if len(rows) > budget.refined:
-            rough = arrays.rough(table, rows)  # 2. centroids
-            best = best_scores(rough, budget.candidates)
-            rows, rough = rows[best], rough[best]
-            added = arrays.common(query, rows)  # 3. means
-            best = best_scores(rough * table.step + added, budget.refined)
-            return rows[best], added[best]
-        return rows, arrays.common(query, rows)
 
 
 class TensorSearch:

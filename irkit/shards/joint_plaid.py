@@ -22,7 +22,7 @@ from irkit.core.representation import MultiVector, Representation
 from irkit.index.array_files import Array
 from irkit.index.layout import fitting
 from irkit.index.plaid import Plaid
-from irkit.index.plaid_search import CpuSearch, PlaidArrays, SearchBudget, plan_search
+from irkit.index.plaid_search import CpuSearch, PlaidArrays, SearchBudget, best_scores, plan_search
 from irkit.index.stored_rows import QUERY_BLOCK, search_in_blocks
 from irkit.index.topk import Hits, TopK
 from irkit.shards.placement import Placement, push_hits, wants_gpu
@@ -59,25 +59,34 @@ class JointArrays:
         self._shares, self._where = shares, where
         self._ends = np.cumsum([len(share.rows) for share in shares])[:-1]
 
-    def rows_of(self, allowed: Array) -> Array:
-        """See `PlaidArrays.rows_of`."""
-        return self._join([np.flatnonzero(mask) for mask in np.split(allowed, self._ends)])
-
-    def probe(self, table: kernel.QueryTable, nprobe: int, ranked: int, allowed: Array) -> Array:
-        """See `PlaidArrays.probe`."""
-        masks, arrays = np.split(allowed, self._ends), [share.arrays for share in self._shares]
-        found = [each.probed(table, nprobe, ranked, mask) for each, mask in zip(arrays, masks, strict=True)]
-        least = kernel.least_count(np.concatenate([counts for _, counts in found]), ranked)
-        return self._join(
-            [
-                np.append(rows[counts >= least], each.listed + np.flatnonzero(mask[each.listed :]))
-                for each, mask, (rows, counts) in zip(arrays, masks, found, strict=True)
+    def candidates(
+        self, table: kernel.QueryTable, budget: SearchBudget, nprobe: int, allowed: Array
+    ) -> tuple[Array, Array | None]:
+        """See `PlaidArrays.candidates`."""
+        pairs = [*zip([share.arrays for share in self._shares], np.split(allowed, self._ends), strict=True)]
+        rows: list[Array] = []
+        if nprobe:
+            found = [arrays.probed(table, nprobe, budget.ranked, mask) for arrays, mask in pairs]
+            least = kernel.least_count(np.concatenate([counts for _, counts in found]), budget.ranked)
+            rows = [
+                arrays.with_unlisted(own[counts >= least], mask)
+                for (arrays, mask), (own, counts) in zip(pairs, found, strict=True)
             ]
-        )
-
-    def rough(self, table: kernel.QueryTable, rows: Array) -> Array:
-        """See `PlaidArrays.rough`."""
-        return self._each(rows, lambda arrays, own: arrays.rough(table, own), np.int32)
+        if sum(map(len, rows)) < budget.exact:
+            rows = [arrays.rows_of(mask) for arrays, mask in pairs]
+        if (count := sum(map(len, rows))) <= budget.refined:
+            return self._join(rows)[0], None
+        rough = [arrays.rough(table, own) for (arrays, _), own in zip(pairs, rows, strict=True)]
+        if count > budget.candidates:  # without those that are surely worse, and with all ties
+            cut = np.partition(np.concatenate(rough), -budget.candidates)[-budget.candidates]
+            above = [scores >= cut for scores in rough]
+            rows, rough = (
+                [one[mask] for one, mask in zip(parts, above, strict=True)] for parts in (rows, rough)
+            )
+        joined, order = self._join(rows)
+        scores = np.concatenate(rough)[order]
+        best = best_scores(scores, budget.candidates)
+        return joined[best], scores[best]
 
     def common(self, query: Array, rows: Array) -> Array:
         """See `PlaidArrays.common`."""
@@ -87,16 +96,16 @@ class JointArrays:
         """See `PlaidArrays.exact`."""
         return self._each(rows, lambda arrays, own: arrays.exact(query, table, own))
 
-    def _join(self, row_lists: Sequence[Array]) -> Array:
-        """Return rows of each shard as global rows, ascending."""
+    def _join(self, row_lists: Sequence[Array]) -> tuple[Array, Array]:
+        """Return rows of each shard as global rows, ascending, and the order that makes them so."""
         pairs = zip(self._shares, row_lists, strict=True)
-        return np.sort(np.concatenate([share.rows[own] for share, own in pairs]))
+        joined = np.concatenate([share.rows[own] for share, own in pairs])
+        order = np.argsort(joined)
+        return joined[order], order
 
-    def _each(
-        self, rows: Array, work: Callable[[PlaidArrays, Array], Array], dtype: Any = np.float32
-    ) -> Array:
+    def _each(self, rows: Array, work: Callable[[PlaidArrays, Array], Array]) -> Array:
         """Return what ``work`` returns for the global ``rows (n,)`` of each shard, in their order."""
-        result = np.empty(len(rows), dtype)
+        result = np.empty(len(rows), np.float32)
         for arrays, positions, own in self._split(rows):
             result[positions] = work(arrays, own)
         return result
