@@ -30,8 +30,8 @@ from .cpu_tile import (
 __all__ = ["write_interaction", "write_maxsim", "write_table"]
 
 _AHEAD = 4 * TILE  # tokens prefetched: the processor cannot predict where the next document starts
-_NEXT = 4  # documents ahead whose codes `interaction` prefetches, so many bytes of each:
-_CODES = 256
+_NEXT = 8  # documents ahead whose codes `interaction` prefetches, at most so many of each:
+_CODES = 128
 
 
 def write_table(plan: Plan) -> str:
@@ -80,9 +80,10 @@ def write_interaction(plan: Plan, code: str) -> str:
 
         # prefetch the offsets of a later document, and the codes of the one whose offsets have arrived
         final = a.items - 1
-        x.prefetch_bytes(x.offsets_at(x.minimum(documents.i + 4 * _NEXT, final)), 16)
-        following, _end = x.token_range(x.minimum(documents.i + _NEXT, final))
-        x.prefetch_bytes(a.codes.at(following), _CODES)
+        x.prefetch_bytes(x.offsets_at(x.minimum(documents.i + 2 * _NEXT, final)), 16)
+        following, end = x.token_range(x.minimum(documents.i + _NEXT, final))
+        for line in range(0, _CODES, 64 // a.codes.step):  # no further than its last code
+            x.prefetch_bytes(a.codes.at(x.minimum(following + line, end - 1)), 1)
 
         # The last tile overlaps the one before it: a maximum may see tokens twice.
         tail, last = x.maximum(start, stop - TILE), stop - 1
