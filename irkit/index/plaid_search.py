@@ -113,7 +113,7 @@ class PlaidArrays:
     ) -> tuple[Array, Array]:
         """Return the documents that occur in the most visited lists, ascending, and in how many."""
         counts = self.counts(table, nprobe, allowed)
-        rows = np.flatnonzero(counts >= kernel.least_count(counts, ranked)).astype(np.int32)
+        rows = kernel.collect(counts, kernel.least_count(counts, ranked))
         return rows, counts[rows]
 
     def counts(self, table: kernel.QueryTable, nprobe: int, allowed: Array) -> Array:
@@ -229,6 +229,7 @@ class CpuSearch:
                     best = best_scores(rough * table.step + added, budget.refined)
                     found, added = found[best], added[best]
                 found_scores = arrays.exact(query, table, found) + added  # 4. residuals
+                del table  # so that the next one takes this memory, which is in the cache
                 best = best_scores(found_scores, budget.exact)
                 rows[number, : len(best)], scores[number, : len(best)] = found[best], found_scores[best]
 

@@ -125,9 +125,9 @@ def _steps(
         fewest = math.floor(budget.ranked * share - chance(budget.ranked, share))
         least = kernel.least_count(visits, most_of(budget.ranked, share))
         surely = kernel.least_count(visits, max(1, fewest))
-        listed, others = np.flatnonzero(visits >= least), np.flatnonzero(allowed[arrays.listed :])
-        rows = np.concatenate([listed, arrays.listed + others]).astype(np.int32)
-        counts = np.append(visits[listed], np.full(len(others), _LEVELS, np.uint8))
+        listed = kernel.collect(visits, least)
+        rows = arrays.with_unlisted(listed, allowed)
+        counts = np.append(visits[listed], np.full(len(rows) - len(listed), _LEVELS, np.uint8))
         visited = np.bincount(visits[listed], minlength=_LEVELS + 1)[:0:-1].cumsum()[::-1].astype(np.int32)
     else:
         rows, least, surely = arrays.rows_of(allowed), 1, 1

@@ -39,7 +39,7 @@ from .ragged_attention.cpu_kernel import write_attend
 from .ragged_pool.cpu_tile import write_ir as write_ragged_pool
 from .residual_maxsim import cpu_tile as residual
 from .residual_maxsim.cpu_assign import write_assign
-from .residual_maxsim.cpu_probe import write_probe
+from .residual_maxsim.cpu_probe import write_collect, write_probe
 from .residual_maxsim.cpu_search import write_interaction, write_maxsim, write_table
 from .residual_maxsim.cpu_vectors import write_decode, write_encode
 from .residual_maxsim.reference import packed_width
@@ -136,6 +136,7 @@ def _ragged_attention() -> Iterator[tuple[str, Callable[[], str]]]:
 
 
 def _residual_maxsim() -> Iterator[tuple[str, Callable[[], str]]]:
+    yield "residual_maxsim.collect", write_collect
     cpus = {f"{cpu}, permutes=False": target for cpu, target in _BYTES.items()}
     for cpu, target in (cpus | {"vnni=True, permutes=True": Target(frozenset({"avx512vbmi"}))}).items():
         vnni = "vnni=True" in cpu

@@ -19,10 +19,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from .._typed import Array, Value, module
+from .._typed import Array, Function, Value, module
 from .cpu_tile import FLOATS, GROUP, LANES, LOWEST, TABLE, Block, Header, Plan, Writer
 
-__all__ = ["write_probe"]
+__all__ = ["write_collect", "write_probe"]
+
+_COUNTS = 64  # counts that are compared at once
 
 
 def write_probe(plan: Plan) -> str:
@@ -36,6 +38,27 @@ def write_probe(plan: Plan) -> str:
     with x.range(0, x.arguments.blocks) as blocks:
         _count_hits(x, x.block(blocks.i))
     return module(x)
+
+
+def write_collect() -> str:
+    """Return the LLVM IR of ``collect``: the documents, ascending, of which a count is at least ``least``."""
+    f = Function("collect", public=True, align=1, counts="u8*", documents="u32*", n="i64", least="i64")
+    counts, documents, n, least = f.parameters
+    whole, bound = n & -_COUNTS, least.to("u8")
+    with f.range(0, whole, _COUNTS, found=f.constant("i64", 0)) as blocks:
+        above = counts.at(blocks.i).vectors(_COUNTS)[0] >= bound.broadcast(_COUNTS)
+        bits = above.cast(f"u{_COUNTS}")
+        number = bits.count_ones().to("i64")
+        with f.range(0, number, bits=bits) as each:
+            documents[blocks.found + each.i] = (blocks.i + each.bits.lowest_bit().to("i64")).to("u32")
+            each.bits = each.bits & (each.bits - 1)
+        blocks.found += number
+    with f.range(whole, n, found=blocks.found) as rest:
+        with f.when(counts[rest.i] >= bound, found=rest.found) as hit:
+            documents[rest.found] = rest.i.to("u32")
+            hit.found = rest.found + 1
+        rest.found = hit.found
+    return module(f)
 
 
 class _Hit(NamedTuple):

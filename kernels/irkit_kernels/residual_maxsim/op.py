@@ -211,7 +211,7 @@ def probe(
     if count < 1:
         raise ValueError(f"probe: got count {count}, expected at least 1")
     counts = probe_counts(table, nprobe, list_offsets, list_documents, keep)
-    return np.flatnonzero(counts >= least_count(counts, count)).astype(np.int32)
+    return collect(counts, least_count(counts, count))
 
 
 def probe_counts(
@@ -235,7 +235,7 @@ def probe_counts(
         best = np.empty((nprobe, table.plan.lanes), np.float32)
         numbers = (nprobe, table.count, len(list_documents), len(keep) - 1)
         table.call(cpu.probe(table.plan), (best, list_offsets, list_documents, counts), *numbers)
-    counts *= keep
+    counts *= keep.view(np.uint8)
     return counts
 
 
@@ -243,6 +243,16 @@ def least_count(counts: NDArray[np.uint8], count: int) -> int:
     """Return the lowest count, at least 1, of the documents that `probe` finds if ``count`` are wanted."""
     levels = range(2, int(counts.max(initial=0)) + 1)
     return 1 + bisect_right(levels, -count, key=lambda level: -int(np.count_nonzero(counts >= level)))
+
+
+def collect(counts: NDArray[np.uint8], least: int) -> NDArray[np.int32]:
+    """Return the documents, ascending int32, whose count is at least ``least``, which is from 1 to 255."""
+    check_row("collect", np.uint8, counts=counts)
+    if not 1 <= least <= 255:
+        raise ValueError(f"collect: got least {least}, expected a count from 1 to 255")
+    documents = np.empty(np.count_nonzero(counts >= least), np.int32)
+    cpu.collect()(*cpu.addresses(counts, documents), len(counts), least)
+    return documents
 
 
 def interaction(

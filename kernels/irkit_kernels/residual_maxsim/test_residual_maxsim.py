@@ -16,6 +16,7 @@ from irkit_kernels._jit import Target, compiling_for, cpu_features
 from irkit_kernels.residual_maxsim import (
     Tokens,
     assign,
+    collect,
     cpu_kernel,
     decode,
     encode,
@@ -327,6 +328,7 @@ def test_errors():
         "assign: values .* float32 .* got float64": lambda: assign(v.astype(float), c),
         "pack_centroids: centroids .* 2 dimension": lambda: pack_centroids(c[0]),
         "encode: codes .* int64": lambda: encode(v, c, codes.astype(int), book),
+        "collect: counts .* bool": lambda: collect(keep, 1),
         "probe: list_documents .* int64": lambda: probe(table, 1, listed[0], listed[0], keep, 9),
         "interaction: offsets .* int32": lambda: interaction(table, codes, offsets.astype(np.int32), rows),
         "residual.*: coefficients .* float32": lambda: residual_maxsim(table, flat, offsets, book, rows),
@@ -347,6 +349,7 @@ def test_errors():
         "query_table: .* of width 24": lambda: query_table(x.query[:, :3], packed),
         "pack_centroids: .* NaN": lambda: pack_centroids(c * np.float32(np.inf)),
         "probe: got nprobe 0": lambda: probe(table, 0, *listed, keep, 9),
+        "collect: got least 0": lambda: collect(np.ones(3, np.uint8), 0),
         "probe: got count 0": lambda: probe(table, 1, *listed, keep, 0),
         "probe: got 6 list_offsets for 6": lambda: probe(table, 1, listed[0][1:], listed[1], keep, 9),
         "interaction: got documents 0 to 2 of 2": lambda: interaction(table, codes, offsets, far),
@@ -359,6 +362,15 @@ def test_errors():
         for message, call in cases.items():
             with pytest.raises(error, match=message):
                 call()
+
+
+@settings(deadline=None, max_examples=60)
+@given(n=st.integers(0, 300), least=st.sampled_from([1, 2, 128, 255]), seed=st.integers(0, 2**31))
+def test_collect(n, least, seed):
+    counts = np.random.default_rng(seed).choice([0, 1, 2, 127, 128, 255], n).astype(np.uint8)
+    got = collect(counts, least)
+    assert got.dtype == np.int32
+    assert got.tolist() == np.flatnonzero(counts >= least).tolist()
 
 
 @pytest.mark.parametrize("count", [40, 40_000])
