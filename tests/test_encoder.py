@@ -279,6 +279,18 @@ def test_precisions(name: str, tmp_path: Path) -> None:
             assert torch.nn.functional.cosine_similarity(vectors(encoder), wanted).min() >= least
 
 
+def test_a_row_of_one_token_is_rounded_as_beside_longer_rows(tmp_path: Path) -> None:
+    sizes = SIZES | {"hidden_size": 64}  # heads of 16, for which the kernel has code
+    build(transformers.BertConfig(vocab_size=99, max_position_embeddings=64, **sizes)).save_pretrained(
+        tmp_path
+    )
+    encoder, tokens = Encoder.from_pretrained(tmp_path), batch([1, 9, 1])
+    encoder.quantize_()
+    with torch.inference_mode():
+        alone = [encoder(tokens[i : i + 1]).values for i in range(3)]
+        assert torch.equal(torch.cat(alone), encoder(tokens).values)
+
+
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_local_attention_beyond_what_is_attended_to(attention: str, tmp_path: Path) -> None:
     """Tokens out of reach of all that is seen give finite vectors and disturb nobody."""

@@ -205,7 +205,7 @@ class Layer(nn.Module):
             ``(total', heads * head_dim)``, before the output projection.
         """
         layer, same = self.layer, queries is keys
-        if key_context.rows.max_length <= 1:  # the softmax over one key is 1
+        if key_context.rows.max_length <= 1 and not self.quantized:  # the softmax over one key is 1
             (v,) = self._project(keys, 2, 3)
             times = self.widths[0] // self.widths[2]
             if times == 1:
