@@ -3,9 +3,11 @@
 An actor maps the files of one shard, or of several if there are more shards than CPUs; replicas of it map the
 same files (shard_searcher.py). A search asks one replica of every actor at once (shard_actors.py), and merges
 what they find: hits, or for `plaid`, `dense`, `muvera` and `faiss` candidates and their scores, among which
-the candidates of one index are chosen (see the modules ``irkit.shards.joint_...``). With a
-model of several heads, the same actors are asked once for each head. Queries are encoded, and texts are read,
-by the process that searches. So it and the actors need the same directory under the same path.
+the candidates of one index are chosen (see the modules ``irkit.shards.joint_...``). With a model of several
+heads, the same actors are asked once for each head. Of `plaid` they share queries instead, up to
+`Limits.plaid_alone` documents: each maps the files of all shards, and searches them for its queries. Queries
+are encoded, and texts are read, by the process that searches. So it and the actors need the same directory
+under the same path.
 """
 
 from __future__ import annotations
@@ -21,11 +23,13 @@ from irkit.core.representation import Representation
 from irkit.errors import BadTypeError, BadValueError, StorageError
 from irkit.index import Hits, Store
 from irkit.index.array_files import Array
+from irkit.index.plaid import Plaid
 from irkit.ray_engine.ray_start import start_ray
 from irkit.ray_engine.shard_actors import Answers, ShardActors
 from irkit.retrieval.collection import AnyModel, Collection, LoadOptions, open_collection
 from irkit.retrieval.retriever import Retriever
 from irkit.shards import ShardedDocuments, ShardedIndex, ShardedStore
+from irkit.shards.placement import wants_gpu
 from irkit.shards.shard_opening import open_sharded
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -155,6 +159,13 @@ class RayIndex(ShardedIndex):
         """See `ShardedIndex.search`."""
         with self._actors.searching():
             return super().search(queries, k, allowed)
+
+    def divide(self, queries: Representation, k: int, allowed: Array | None) -> Hits | None:
+        """See `ShardedIndex.divide`."""
+        many = len(self.parts) > 1 and isinstance(self.parts[0], Plaid)
+        if self.searched_here or not many or wants_gpu(self):
+            return None
+        return self._actors.divide(self, queries, k, allowed)
 
     def ask(
         self,

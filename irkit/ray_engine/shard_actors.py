@@ -22,6 +22,7 @@ import numpy as np
 
 from irkit.core.representation import Representation
 from irkit.errors import StorageError
+from irkit.index import Hits
 from irkit.index.array_files import Array
 from irkit.index.part_store import PartStore
 from irkit.ray_engine.shard_searcher import ShardSearcher
@@ -29,6 +30,7 @@ from irkit.retrieval.searching import PartialResultWarning
 from irkit.shards import ShardedIndex, ShardedStore
 
 _PAUSE = 0.05  # seconds before a shard whose actors have died is asked again
+_DIVIDED = 64  # queries that an actor searches all shards for at once
 _COPIED = 100_000  # bytes of a question that Ray sends with every call; it stores longer ones once
 
 
@@ -38,7 +40,7 @@ class Answers:
 
     Attributes:
         asked: Number of requests to shards: in a search one for each representation, for each batch of
-            queries, and for each number of windows.
+            queries, and for each number of windows. If actors share queries, one for each actor.
         repeated: Number of requests that went to another actor, or to the same one again.
         missing: Names of the shards that gave no answer.
     """
@@ -67,7 +69,10 @@ class ShardActors:
         self.groups = [range(len(paths))[number::processes] for number in range(processes)]
         options = {"num_cpus": 0, "max_restarts": -1, "scheduling_strategy": "SPREAD"}
         start = ray.remote(ShardSearcher).options(**options).remote
-        self.replicas = [[start([paths[n] for n in group]) for _ in range(replicas)] for group in self.groups]
+        whole = str(store.path.absolute())
+        self.replicas = [
+            [start([paths[n] for n in group], whole) for _ in range(replicas)] for group in self.groups
+        ]
         try:
             ray.get([actor.__ray_ready__.remote() for actors in self.replicas for actor in actors])
         except ray.exceptions.RayError as error:
@@ -97,7 +102,7 @@ class ShardActors:
         try:
             yield
         finally:
-            own.searching = False
+            own.searching, own.begun = False, None
         if own.missing and own.answers is None:
             problem = self._problem(own.missing)
             warnings.warn(f"{problem}; hits are missing", PartialResultWarning, stacklevel=4)
@@ -150,6 +155,52 @@ class ShardActors:
             raise StorageError(f"{self._problem(own.missing)}; search again, or ask for partial results")
         return found
 
+    def divide(
+        self, index: ShardedIndex, queries: Representation, k: int, allowed: Array | None
+    ) -> Hits | None:
+        """Divide queries among the actors, each of which searches all shards for its share.
+
+        Args:
+            index: The index, which has the rows of one representation.
+            queries: Queries.
+            k: Hits.
+            allowed: Which global rows may be results, bool ``(n,)``; None for all.
+
+        Returns:
+            The hits; None for a large index, and if an actor does not answer in half of the time or cannot
+            show this state. Then the shards have to be asked.
+        """
+        own, errors, groups = self._thread, self._ray.exceptions, len(self.replicas)
+        if own.missing or len(index) > index.store.limits.plaid_alone:
+            return None
+        turn, count = next(self._turns), min(len(queries), groups)
+        actors = [self._replica(n % groups, n // groups) for n in range(turn, turn + count)]
+        mask = None if allowed is None else np.packbits(allowed).tobytes()
+        view = _sent(self._ray, (_states(index), mask))
+        found: list[bytes | None] = []
+        for start in range(0, len(queries), _DIVIDED * len(actors)):
+            block = queries[start : start + _DIVIDED * len(actors)]
+            own.begun = time.monotonic()
+            cuts = [len(block) * number // len(actors) for number in range(len(actors) + 1)]
+            shares = [_content(block[first:last]) for first, last in itertools.pairwise(cuts)]
+            calls = [
+                actor.search_all.remote(_settings(index), view, pickle.dumps((_name(index), share, k), -1))
+                for actor, share in zip(actors, shares, strict=True)
+            ]
+            answers = own.answers or Answers()
+            answers.asked += len(calls)
+            try:
+                found += self._ray.get(calls, timeout=self._timeout / 2)
+            except (errors.RayTaskError, errors.GetTimeoutError, errors.RayActorError):
+                answers.repeated += len(calls)
+                return None
+            if None in found:
+                return None
+        own.begun = None
+        return Hits(
+            *map(np.concatenate, zip(*(pickle.loads(answer or b"") for answer in found), strict=True))
+        )
+
     def _names(self, shards: Iterable[int]) -> tuple[str, ...]:
         return tuple(self._store.parts[shard].path.name for shard in sorted(shards))
 
@@ -169,8 +220,10 @@ class ShardActors:
         question = _Question(self._ray, index, work, queries, masks, settings)
         turn, missing = next(self._turns), self._thread.missing
         numbers = [number for number, group in enumerate(self.groups) if missing.isdisjoint(group)]
-        errors, start, share = self._ray.exceptions, time.monotonic(), self._timeout / len(self.replicas[0])
-        end, late = start + self._timeout, start + share
+        errors, now = self._ray.exceptions, time.monotonic()
+        end, self._thread.begun = (self._thread.begun or now) + self._timeout, None
+        share = max(0.0, end - now) / len(self.replicas[0])
+        late = now + share
         calls = [question.put(self._replica(number, turn), self.groups[number]) for number in numbers]
         try:
             answers = self._ray.get(calls, timeout=share)
@@ -228,13 +281,8 @@ class _Question:
         masks: Sequence[Array | None],
         settings: Sequence[Any],
     ) -> None:
-        self._settings = pickle.dumps((index.config, index.formula), pickle.HIGHEST_PROTOCOL)
-        name = index.store.name if isinstance(index.store, PartStore) else ""
-        content = name, work, (queries.kind, queries.dim, queries.arrays()), settings
-        self._queries = pickle.dumps(content, pickle.HIGHEST_PROTOCOL)
-        if len(self._queries) > _COPIED:
-            self._queries = ray.put(self._queries)
-        self._states = [zlib.crc32(part.state.saved) for part in index.store.parts]
+        self._settings, self._states = _settings(index), _states(index)
+        self._queries = _sent(ray, (_name(index), work, _content(queries), settings))
         self._masks = [None if mask is None else np.packbits(mask).tobytes() for mask in masks]
 
     def put(self, actor: Any, group: Sequence[int]) -> Any:
@@ -243,10 +291,36 @@ class _Question:
         return actor.search.remote(self._settings, self._queries, parts)
 
 
+def _sent(ray: Any, content: Any) -> Any:
+    """Return the pickled content, or where Ray has stored it if it is long, for all actors."""
+    pickled = pickle.dumps(content, pickle.HIGHEST_PROTOCOL)
+    return pickled if len(pickled) <= _COPIED else ray.put(pickled)
+
+
+def _settings(index: ShardedIndex) -> bytes:
+    return pickle.dumps((index.config, index.formula), pickle.HIGHEST_PROTOCOL)
+
+
+def _states(index: ShardedIndex) -> list[int]:
+    return [zlib.crc32(part.state.saved) for part in index.store.parts]
+
+
+def _name(index: ShardedIndex) -> str:
+    return index.store.name if isinstance(index.store, PartStore) else ""
+
+
+def _content(queries: Representation) -> tuple[Any, ...]:
+    return queries.kind, queries.dim, queries.arrays()
+
+
 class _ThreadView(threading.local):
-    """State of a thread: its search, the shards that the search missed, and whether it accepts that."""
+    """State of a thread: its search, the shards that the search missed, and whether it accepts that.
+
+    ``begun`` is the time at which the present question was first asked, by `ShardActors.divide`.
+    """
 
     answers: Answers | None = None
+    begun: float | None = None
     searching = False
 
     def __init__(self, partial: bool) -> None:

@@ -250,6 +250,9 @@ class ShardedIndex(StoredRows):
         allowed, best = self._keep(allowed), TopK(len(queries), int(k))
         if not len(queries):
             return best.hits()
+        divided = self.divide(queries, int(k), allowed)
+        if divided is not None:
+            return divided
         masks = [None if allowed is None else allowed[numbers] for numbers in self.numbers]
         alone = len(self.parts) == 1 and in_order(self.parts[0].store)  # it chooses as one index does
         joint_searches = (
@@ -266,6 +269,16 @@ class ShardedIndex(StoredRows):
             if hits is not None:
                 push_hits(best, numbers, hits)
         return best.hits()
+
+    def divide(self, queries: Representation, k: int, allowed: Array | None) -> Hits | None:
+        """Return the hits if other processes share the queries, each of which searches all shards, or None.
+
+        Args:
+            queries: Queries.
+            k: Hits.
+            allowed: Which global rows may be results, bool ``(n,)``; None for all.
+        """
+        return None
 
     def ask(
         self,
