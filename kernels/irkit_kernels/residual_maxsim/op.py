@@ -250,7 +250,7 @@ def collect(counts: NDArray[np.uint8], least: int) -> NDArray[np.int32]:
     check_row("collect", np.uint8, counts=counts)
     if not 1 <= least <= 255:
         raise ValueError(f"collect: got least {least}, expected a count from 1 to 255")
-    documents = np.empty(np.count_nonzero(counts >= least), np.int32)
+    documents = np.empty(int(np.count_nonzero(counts >= least)), np.int32)
     cpu.collect()(*cpu.addresses(counts, documents), len(counts), least)
     return documents
 
