@@ -176,15 +176,15 @@ class ShardActors:
         turn, count = next(self._turns), min(len(queries), groups)
         actors = [self._replica(n % groups, n // groups) for n in range(turn, turn + count)]
         mask = None if allowed is None else np.packbits(allowed).tobytes()
-        view = _sent(self._ray, (_states(index), mask))
-        found: list[bytes | None] = []
+        settings, name, view = _settings(index), _name(index), _sent(self._ray, (_states(index), mask))
+        found: list[Any] = []
         for start in range(0, len(queries), _DIVIDED * len(actors)):
             block = queries[start : start + _DIVIDED * len(actors)]
             own.begun = time.monotonic()
             cuts = [len(block) * number // len(actors) for number in range(len(actors) + 1)]
             shares = [_content(block[first:last]) for first, last in itertools.pairwise(cuts)]
             calls = [
-                actor.search_all.remote(_settings(index), view, pickle.dumps((_name(index), share, k), -1))
+                actor.search_all.remote(settings, view, _sent(self._ray, (name, share, k)))
                 for actor, share in zip(actors, shares, strict=True)
             ]
             answers = own.answers or Answers()
@@ -197,9 +197,7 @@ class ShardActors:
             if None in found:
                 return None
         own.begun = None
-        return Hits(
-            *map(np.concatenate, zip(*(pickle.loads(answer or b"") for answer in found), strict=True))
-        )
+        return Hits(*map(np.concatenate, zip(*map(pickle.loads, found), strict=True)))
 
     def _names(self, shards: Iterable[int]) -> tuple[str, ...]:
         return tuple(self._store.parts[shard].path.name for shard in sorted(shards))

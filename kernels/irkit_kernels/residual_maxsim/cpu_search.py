@@ -30,8 +30,8 @@ from .cpu_tile import (
 __all__ = ["write_interaction", "write_maxsim", "write_table"]
 
 _AHEAD = 4 * TILE  # tokens prefetched: the processor cannot predict where the next document starts
-_NEXT = 8  # documents ahead whose codes `interaction` prefetches, at most so many of each:
-_CODES = 128
+_NEXT = 8  # `interaction` prefetches the codes of the document that comes so many documents later
+_CODES = 128  # codes of a document that it prefetches, at most
 
 
 def write_table(plan: Plan) -> str:
