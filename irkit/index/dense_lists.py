@@ -23,7 +23,7 @@ from irkit.index.device import check_device, on_device
 from irkit.index.index_settings import DenseConfig
 from irkit.index.lone_query import Single, search_alone
 from irkit.index.state import snapshot
-from irkit.index.stored_rows import search_in_blocks, to_float16
+from irkit.index.stored_rows import search_in_blocks, to_float16, to_float32
 from irkit.index.topk import Hits
 
 
@@ -54,7 +54,7 @@ class DenseLists(CodedLists):
 
     def _decode(self, arrays: dict[str, Array]) -> Representation:
         if "scales" not in arrays:
-            return Dense(torch.from_numpy(np.asarray(arrays["values"], np.float32)))
+            return Dense(torch.from_numpy(to_float32(arrays["values"])))
         rotated = arrays["values"] * arrays["scales"][:, None]
         return Dense(rotate_rows_back(torch.from_numpy(rotated), self._rotation(), self.dim))
 
@@ -66,9 +66,7 @@ class DenseLists(CodedLists):
         scores = np.full(rows.shape, -np.inf, np.float32)
         for number, chosen in enumerate(rows):
             here = np.arange(len(chosen))[None]
-            products = pair_scores(
-                "inner_product", rotated[number, None], values[chosen].astype(np.float32), here
-            )
+            products = pair_scores("inner_product", rotated[number, None], to_float32(values[chosen]), here)
             scores[number] = np.where(chosen < 0, -np.inf, products[0] * scales[chosen])
         return scores
 

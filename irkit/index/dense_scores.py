@@ -31,7 +31,8 @@ def pair_scores(
     Args:
         metric: How vectors are compared. Vectors have length 1 for cosines.
         queries: ``(n_q, dim)`` float32.
-        values: ``(n, dim)`` float32, at least one.
+        values: ``(n, dim)`` float32, at least one; also float16, or bfloat16 as uint16, if the metric is not
+            euclidean.
         chosen: ``(n_q, width)`` int64 rows; -1 for none.
         squares: What `squares_of` returns for the rows, if it is known.
 

@@ -135,9 +135,9 @@ class Flat(StoredRows):
         owners = np.repeat(np.arange(len(rows)), [*map(len, rows)])
         chosen = query_table(owners, np.concatenate(rows), len(rows), -1)
         best = TopK(len(rows), k)
-        # as many columns at a time as memory allows; other numbers than float32 are converted
+        # as many columns at a time as memory allows; rows in 8 bits are decoded
         limits, size = self.store.limits, self.store.limits.scan_scores
-        if self.config.dtype != "float32":
+        if self.config.dtype == "int8":
             size = min(size, limits.scan_numbers // max(1, self.dim))
         size = max(1, size // len(rows))
         for start in range(0, chosen.shape[1], size):
@@ -151,9 +151,9 @@ class Flat(StoredRows):
     def _chosen_scores(self, queries: Dense, chosen: Array) -> Array:
         """Return the exact scores ``(n_q, width)`` of the rows that are chosen for each query; -1 is none."""
         own, chosen = queries.arrays()["values"], np.ascontiguousarray(chosen)
-        if self.config.dtype == "float32":
-            return pair_scores(self._metric, own, self._slice(0, len(self)).arrays()["values"], chosen)
-        # convert each row once
+        if self.config.dtype != "int8":
+            return pair_scores(self._metric, own, self.store.read("values.bin"), chosen)
+        # decode each row once
         rows = np.unique(chosen.clip(0))
         at = np.where(chosen < 0, -1, np.searchsorted(rows, chosen))
         return pair_scores(self._metric, own, self._represent(rows).arrays()["values"], at)

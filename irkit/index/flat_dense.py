@@ -15,7 +15,7 @@ from torch import Tensor
 from irkit.core.representation import Dense
 from irkit.errors import BadValueError
 from irkit.index.array_files import Array
-from irkit.index.stored_rows import to_float16
+from irkit.index.stored_rows import to_float16, to_float32
 
 CODES = ("codes", "scales", "margins", "norms")
 """Names of the arrays of codes."""
@@ -48,9 +48,9 @@ def encode_dense(values: Tensor, dtype: str) -> dict[str, Array]:
 def decode_dense(arrays: dict[str, Array], dtype: str, dim: int) -> Tensor:
     """Return ``(n, dim)`` float32: what stored arrays stand for."""
     if dtype == "int8":
-        numbers = torch.from_numpy(arrays["codes"][:, :dim]).float() - 128
-        return numbers * torch.from_numpy(arrays["scales"])[:, None]
+        numbers = torch.from_numpy(arrays["codes"][:, :dim]).float().sub_(128)
+        return numbers.mul_(torch.from_numpy(arrays["scales"])[:, None])
     if dtype == "bfloat16":
         bits = torch.from_numpy(np.ascontiguousarray(arrays["values"]).view(np.int16))
         return bits.view(torch.bfloat16).float()
-    return torch.from_numpy(np.asarray(arrays["values"], np.float32))
+    return torch.from_numpy(to_float32(arrays["values"]))

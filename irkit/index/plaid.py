@@ -46,7 +46,7 @@ from irkit.index.layout import element_positions, fitting, row_blocks, row_ends
 from irkit.index.plaid_search import CpuSearch, PlaidArrays, TensorSearch, pack, plan_search, select_tokens
 from irkit.index.plaid_training import PlaidCodec, on_builder, train_codec
 from irkit.index.state import snapshot
-from irkit.index.stored_rows import QUERY_BLOCK, StoredRows, search_in_blocks, to_float16
+from irkit.index.stored_rows import QUERY_BLOCK, StoredRows, search_in_blocks, to_float16, to_float32
 from irkit.index.topk import Hits, TopK
 
 # files of the codec; of the fields of `Tokens`, then of the means of documents and their factors
@@ -276,7 +276,7 @@ class Plaid(StoredRows):
         first = self._first_added()
         positions = clustering.sample_positions(self._total() - first, size, seed)
         positions += first - self._first_stored()
-        return self.store.take("values.bin", positions).astype(np.float32)
+        return to_float32(self.store.take("values.bin", positions))
 
     def code(self, report: StageProgress) -> None:
         """Compress the tokens of the rows that are not, and drop them unless they are to be kept."""
@@ -291,7 +291,7 @@ class Plaid(StoredRows):
         report("compressing", row - covered, n - covered)
         for start, stop in row_blocks(ends, row, n, store.limits.plaid_block):
             first = int(ends[start - 1]) if start else 0
-            values = store.take("values.bin", np.arange(first, ends[stop - 1]) - stored).astype(np.float32)
+            values = to_float32(store.take("values.bin", np.arange(first, ends[stop - 1]) - stored))
             lengths = np.diff(ends[start:stop], prepend=first)
             with fitting(store.path):
                 tokens, means, scales = self._fit(values, lengths, wide)

@@ -216,6 +216,12 @@ def search_in_blocks(search: Callable[[Representation], Hits], queries: Represen
     return Hits(*map(np.concatenate, zip(*parts, strict=True)))
 
 
+def to_float32(numbers: Array) -> Array:
+    """Return numbers in float32; torch converts float16 several times as fast as NumPy."""
+    converted: Array = torch.from_numpy(np.ascontiguousarray(numbers)).float().numpy()
+    return converted
+
+
 def to_float16(representation: Representation) -> dict[str, Array]:
     """Return the arrays of a representation with values in float16.
 

@@ -114,7 +114,8 @@ def modules() -> Iterator[tuple[str, Callable[[], str]]]:
     yield from _dense_search()
     yield "dense_scan.keys()", write_keys
     yield "dense_scan.hits()", write_hits
-    yield "dense_scan.products()", write_products
+    for kind in ("float", "half", "u16"):
+        yield f"dense_scan.products({kind})", partial(write_products, kind)
     for cpu, target in _BYTES.items():
         with compiling_for(target):
             yield f"dense_scan({cpu})", partial(write_scan, "vnni=True" in cpu)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from .._simd import half_to_float
 from .._typed import Array, Function, Record, Struct, Value, module, vector
 
 __all__ = ["RANK", "write_hits", "write_keys", "write_products"]
@@ -21,20 +22,26 @@ _AHEAD = 4  # rows that are fetched ahead
 _ROWS = 0xFFFFFFFF
 _NOTHING = 2**63 - 1  # the key of no row
 
-RANK = Struct(
-    8,
-    dim="i64",
-    values="float*",  # (n, dim)
-    n="i64",
-    n_q="i64",
-    queries="float*",  # (n_q, dim)
-    width="i64",
-    chosen="i64*",  # (n_q, width) rows; numbers outside the rows are left out
-    keys="i64*",  # (n_q, width)
-    k="i64",  # at most the width
-    rows="i64*",  # (n_q, k)
-    scores="float*",  # (n_q, k)
-)
+
+def _rank(kind: str) -> Struct:
+    """Return the frame for rows whose numbers have a kind: ``float``, ``half``, or ``u16`` for bfloat16."""
+    return Struct(
+        8,
+        dim="i64",
+        values=f"{kind}*",  # (n, dim)
+        n="i64",
+        n_q="i64",
+        queries="float*",  # (n_q, dim)
+        width="i64",
+        chosen="i64*",  # (n_q, width) rows; numbers outside the rows are left out
+        keys="i64*",  # (n_q, width)
+        k="i64",  # at most the width
+        rows="i64*",  # (n_q, k)
+        scores="float*",  # (n_q, k)
+    )
+
+
+RANK = _rank("float")
 
 
 def write_keys() -> str:
@@ -51,9 +58,13 @@ def write_keys() -> str:
     return module(x)
 
 
-def write_products() -> str:
-    """Write ``products``, which writes the score of each chosen row, of what is no row minus infinity."""
-    x = Function("products", public=True, f=RANK)
+def write_products(kind: str) -> str:
+    """Write ``products``, which writes the score of each chosen row, of what is no row minus infinity.
+
+    Args:
+        kind: Kind of the numbers of rows: ``float``, ``half``, or ``u16`` for bfloat16.
+    """
+    x = Function("products", public=True, f=_rank(kind))
     (f,) = x.parameters
     with _chosen_rows(x, f) as (start, i, _, fine, query, numbers):
         with x.when(fine, score=x.constant("float", float("-inf"))) as branch:
@@ -80,7 +91,7 @@ def _chosen_rows(x: Function, f: Record) -> Iterator[tuple[Value, Value, Value, 
 
         with x.range(0, f.width) as loop:
             *_, ahead = row_at(x.minimum(loop.i + _AHEAD, last))
-            with x.range(0, f.dim, LANES) as lines:
+            with x.range(0, f.dim, 64 // ahead.step) as lines:
                 x.prefetch(ahead.at(lines.i))
             row, fine, numbers = row_at(loop.i)
             yield start, loop.i, row, fine, query, numbers
@@ -108,7 +119,7 @@ def _product(x: Function, f: Record, query: Array, numbers: Array) -> Value:
     with x.range(0, f.dim & -(4 * LANES), 4 * LANES, sums=[zero] * 4) as loop:
         loop.sums = [
             x.fmuladd(
-                numbers.vectors(LANES, 4)[loop.i + LANES * part],
+                _to_float(numbers.vectors(LANES, numbers.step)[loop.i + LANES * part]),
                 query.vectors(LANES, 4)[loop.i + LANES * part],
                 total,
             )
@@ -117,6 +128,15 @@ def _product(x: Function, f: Record, query: Array, numbers: Array) -> Value:
     first = (loop.sums[0] + loop.sums[1]) + (loop.sums[2] + loop.sums[3])
     with x.range(f.dim & -(4 * LANES), f.dim, LANES, total=first) as rest:
         left = x.constants("i32", range(LANES)) < (f.dim - rest.i).to("i32").broadcast(LANES)
-        here, there = (x.masked_load(array.at(rest.i), left, align=4) for array in (numbers, query))
-        rest.total = x.fmuladd(here, there, rest.total)
+        here, there = (x.masked_load(array.at(rest.i), left, align=array.step) for array in (numbers, query))
+        rest.total = x.fmuladd(_to_float(here), there, rest.total)
     return x.intrinsic("vector.reduce.fadd", "float", x.constant("float", 0), rest.total, flags="reassoc")
+
+
+def _to_float(numbers: Value) -> Value:
+    """Return a vector of numbers as float32."""
+    if numbers.element == "half":
+        return half_to_float(numbers)
+    if numbers.element == "u16":  # bfloat16: the upper half of a float32
+        return (numbers.to("u32") << 16).cast(vector(LANES, "float"))
+    return numbers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ __all__ = ["best_of", "matmul_error", "products", "ranking"]
 
 Array = NDArray[Any]
 _WORD = {name: offset // 8 for name, offset in RANK.offsets.items()}
+_KINDS = {np.dtype(np.float32): "float", np.dtype(np.float16): "half", np.dtype(np.uint16): "u16"}
 _PER_THREAD = 1 << 16  # numbers that are multiplied by a thread, at least
 _ROUNDED = {"none": 0.0, "ieee": 0.0, "tf32": 2.0**-9, "bf16": 2.0**-6}
 """More than two factors that are rounded to 24, 24, 11 and 8 bits take from their product."""
@@ -57,7 +58,8 @@ def products(values: Array, queries: Array, chosen: Array) -> Array:
     of `best_of` and of the kept rows of ``dense_search``.
 
     Args:
-        values: ``(n, dim)`` float32, which may be a mapped file.
+        values: ``(n, dim)`` float32, finite float16, or uint16 for bfloat16; it may be a mapped file. The
+            result is that of these numbers in float32.
         queries: ``(n_q, dim)`` float32.
         chosen: ``(n_q, width)`` int64: rows; what is not from 0 to n - 1 gets minus infinity.
 
@@ -73,8 +75,8 @@ def products(values: Array, queries: Array, chosen: Array) -> Array:
     def score(start: int, stop: int) -> None:
         part = slice(start, stop)
         arrays = {"values": values, "queries": queries[part], "chosen": chosen[part], "scores": scores[part]}
-        frame = _frame(len(values), values.shape[1], chosen.shape[1], chosen.shape[1], arrays)
-        _compiled_products()(frame.__array_interface__["data"][0])
+        frame = _frame(len(values), values.shape[1], chosen.shape[1], chosen.shape[1], arrays, _KINDS)
+        _compiled_products(_KINDS[values.dtype])(frame.__array_interface__["data"][0])
 
     share(score, len(queries), threads)
     return scores
@@ -118,11 +120,22 @@ def ranking(values: Array, queries: Array, chosen: Array, rows: Array, scores: A
     return rank
 
 
-def _frame(n: int, dim: int, width: int, k: int, arrays: dict[str, Array]) -> Array:
-    """Return what the compiled code reads: sizes, and addresses of arrays, which are checked."""
-    n_q = len(arrays["chosen"])
+def _frame(
+    n: int, dim: int, width: int, k: int, arrays: dict[str, Array], kinds: Container[Any] = (np.float32,)
+) -> Array:
+    """Return what the compiled code reads: sizes, and addresses of arrays, which are checked.
+
+    Args:
+        n: Number of rows.
+        dim: Numbers of a row.
+        width: Number of rows that are chosen for a query.
+        k: Hits of a query.
+        arrays: Arrays by name.
+        kinds: Dtypes that values may have.
+    """
+    n_q, dtype = len(arrays["chosen"]), arrays["values"].dtype
     expected = {
-        "values": (np.float32, (n, dim)),
+        "values": (dtype if dtype in kinds else np.float32, (n, dim)),
         "queries": (np.float32, (n_q, dim)),
         "chosen": (np.int64, (n_q, width)),
         "rows": (np.int64, (n_q, min(k, width))),
@@ -143,8 +156,8 @@ def _frame(n: int, dim: int, width: int, k: int, arrays: dict[str, Array]) -> Ar
 
 
 @compiled_once
-def _compiled_products() -> Callable[..., None]:
-    return compile_ir(write_products(), "products", [ctypes.c_void_p])
+def _compiled_products(kind: str) -> Callable[..., None]:
+    return compile_ir(write_products(kind), "products", [ctypes.c_void_p])
 
 
 @compiled_once

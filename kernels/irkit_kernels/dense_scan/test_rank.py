@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from irkit_kernels._threads import forced_threads
-from irkit_kernels.dense_scan import best_of, ranking
+from irkit_kernels.dense_scan import best_of, products, ranking
 
 
 @pytest.mark.parametrize("dim", [1, 16, 67, 384])
@@ -38,6 +39,21 @@ def test_numbers_that_are_no_score() -> None:
     assert scores[0, -1] == -np.inf
 
 
+@pytest.mark.parametrize("dim", [1, 15, 16, 63, 64, 100, 384])
+def test_products_of_rows_in_two_bytes(dim: int) -> None:
+    rng = np.random.default_rng(dim)
+    values = rng.standard_normal((300, dim)).astype(np.float16)
+    values[0], values[1, 0], values[2, -1] = 0, 65504, 2**-24
+    rounded = torch.from_numpy(values).bfloat16()
+    queries = rng.standard_normal((3, dim)).astype(np.float32)
+    chosen = rng.integers(-1, 301, (3, 50))
+    for given, exact in (
+        (values, values.astype(np.float32)),
+        (rounded.view(torch.uint16).numpy(), rounded.float().numpy()),
+    ):
+        assert np.array_equal(products(given, queries, chosen), products(exact, queries, chosen))
+
+
 def test_arrays_that_do_not_fit() -> None:
     values, queries, chosen = (
         np.ones((4, 2), np.float32),
@@ -52,6 +68,11 @@ def test_arrays_that_do_not_fit() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             best_of(*given)
+    for dtype in (np.float64, np.int16):
+        with pytest.raises(ValueError, match=f"values are {np.dtype(dtype)}"):
+            products(values.astype(dtype), queries, chosen)
+    with pytest.raises(ValueError, match="values are float16"):
+        best_of(values.astype(np.float16), queries, chosen, 3)
     out = np.zeros((1, 3), np.int64), np.zeros((1, 6), np.float32)[:, ::2]
     with pytest.raises(ValueError, match="scores are"):
         ranking(values, queries, chosen, *out)
