@@ -1,4 +1,4 @@
-"""A stand-in for the module ``ray``, whose actors are objects of this process; they can be ended."""
+"""A stand-in for the module ``ray``, whose actors are objects of this process; they can end or be silent."""
 
 from __future__ import annotations
 
@@ -15,21 +15,23 @@ class Actor:
     """An actor, whose methods are called by ``actor.method.remote(...)``."""
 
     def __init__(self, make: Callable[..., Any], *arguments: Any) -> None:
-        self.instance, self.alive, self.calls = make(*arguments), True, 0
+        self.instance, self.alive, self.silent, self.calls = make(*arguments), True, False, 0
         self.__ray_ready__ = SimpleNamespace(remote=lambda: lambda: None)
 
     def __getattr__(self, name: str) -> Any:
         def remote(*arguments: Any) -> Callable[[], Any]:
             self.calls += 1
             if not self.alive:
-                return self._die
+                return lambda: self._raise(Died)
+            if self.silent:
+                return lambda: self._raise(TimeoutError)
             answer = getattr(self.instance, name)(*arguments)
             return lambda: answer
 
         return SimpleNamespace(remote=remote)
 
-    def _die(self) -> None:
-        raise Died
+    def _raise(self, error: type[Exception]) -> None:
+        raise error
 
 
 class RayHere:
@@ -58,6 +60,17 @@ class RayHere:
 
     def get(self, answers: Any, timeout: float | None = None) -> Any:
         return [answer() for answer in answers] if isinstance(answers, Sequence) else answers()
+
+    def wait(self, answers: Sequence[Any], timeout: float) -> tuple[list[Any], list[Any]]:
+        for number, answer in enumerate(answers):
+            try:
+                answer()
+            except TimeoutError:
+                continue
+            except Died:
+                pass
+            return [answer], [*answers[:number], *answers[number + 1 :]]
+        return [], [*answers]
 
     def kill(self, actor: Actor) -> None:
         actor.alive = False

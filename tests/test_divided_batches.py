@@ -14,6 +14,7 @@ from ray_here import Actor, RayHere
 from test_shards import real_vectors
 
 from irkit import Retriever
+from irkit.errors import StorageError
 from irkit.index import Limits, use_limits
 from irkit.ray_engine import ShardedRetriever
 
@@ -75,29 +76,52 @@ def test_actors_share_a_batch(ray: RayHere, tmp_path: Path) -> None:
 
 def test_single_queries_go_to_all_replicas(ray: RayHere, tmp_path: Path) -> None:
     build(tmp_path / "many", 2).close()
-    for documents in (600, 1):  # the index is small, or large
-        with use_limits(replace(SMALL, plaid_alone=documents)):
+    for most in (1 << 32, 0):  # the index is small, or large
+        with use_limits(replace(SMALL, shared_bytes=most)):
             many = ShardedRetriever.load(tmp_path / "many", replicas=2)
         for _ in range(4):
             many.search(QUERIES[:1], 10)
-        assert calls(many) == ([1, 1, 1, 1] if documents == 600 else [2, 2, 2, 2])
+        assert calls(many) == ([1, 1, 1, 1] if most else [2, 2, 2, 2])
 
 
-def test_more_queries_than_an_actor_takes_at_once(ray: RayHere, tmp_path: Path) -> None:
+def test_actors_get_as_many_queries_as_they_answer_in_time(ray: RayHere, tmp_path: Path) -> None:
     build(tmp_path / "many", 2).close()
-    many = ShardedRetriever.load(tmp_path / "many")
+    many = ShardedRetriever.load(tmp_path / "many", timeout=20)
     queries = many.model.encode_representation(real_vectors("tokens", 700, np.random.default_rng(4)), "query")
     with many.watch(False) as answers:
         found = many.index.search(queries, 5)
-    assert answers.asked == 12  # 5 times 128 queries, then 60
+    assert answers.asked == 4  # 64 queries, then the others
+    hurried = ShardedRetriever.load(tmp_path / "many", timeout=0.01)
+    with hurried.watch(False) as answers:
+        assert all(map(np.array_equal, hurried.index.search(queries[:40], 5), (each[:40] for each in found)))
+    assert answers.asked > 10
     many.actors.close()
     assert all(map(np.array_equal, many.index.search(queries, 5), found))
+
+
+@pytest.mark.parametrize(("kind", "single"), [("bm25", 1), ("dense", 1), ("flat", 3)])
+def test_queries_of_all_kinds_are_shared_but_single_ones_of_scans(
+    ray: RayHere, tmp_path: Path, kind: str, single: int
+) -> None:
+    draw = np.random.default_rng(6)
+    texts = [" ".join(f"w{number}" for number in line) for line in draw.zipf(1.5, (500, 20)) % 90]
+    contents = texts if kind == "bm25" else real_vectors("dense", 500, draw)
+    model, index = ("bm25", None) if kind == "bm25" else ("vectors", kind)
+    for shards in (1, 3):
+        documents = [(f"d{number}", content) for number, content in enumerate(contents[:400])]
+        Retriever.build(model, documents, tmp_path / str(shards), index=index, shards=shards).close()
+    one, many = Retriever.load(tmp_path / "1"), ShardedRetriever.load(tmp_path / "3")  # 2 actors
+    for count, asked in ((1, single), (2, 2), (100, 2)):
+        queries = contents[400 : 400 + count]
+        with many.watch(False) as answers:
+            assert many.search(queries, 10) == one.search(queries, 10)
+        assert answers.asked == asked
 
 
 def test_actors_share_no_queries_of_a_large_index(ray: RayHere, tmp_path: Path) -> None:
     build(tmp_path / "many", 3).close()
     found = ShardedRetriever.load(tmp_path / "many").search(QUERIES[:1], 10)
-    with use_limits(replace(SMALL, plaid_alone=500)):
+    with use_limits(replace(SMALL, shared_bytes=500)):
         many = ShardedRetriever.load(tmp_path / "many")
     with many.watch(False) as answers:
         assert many.search(QUERIES[:1], 10) == found
@@ -105,29 +129,40 @@ def test_actors_share_no_queries_of_a_large_index(ray: RayHere, tmp_path: Path) 
     assert answers.asked == 6  # shards
 
 
-def test_a_dead_or_silent_actor_leaves_the_batch_to_the_shards(
-    ray: RayHere, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one = build(tmp_path / "one", 1)
+def test_other_actors_take_the_queries_of_dead_ones(ray: RayHere, tmp_path: Path) -> None:
+    found = build(tmp_path / "one", 1).search(QUERIES, 10)
     build(tmp_path / "many", 2).close()
-    many = ShardedRetriever.load(tmp_path / "many", replicas=2)
-    ray.kill(many.actors.replicas[0][0])
-    for _ in range(2):  # each replica in turn
-        assert many.search(QUERIES, 10) == one.search(QUERIES, 10)
-    waited = []
-
-    def get(answers: Any, timeout: float | None = None) -> Any:
-        waited.append(timeout)
-        if len(waited) == 1:
-            raise TimeoutError
-        return RayHere.get(ray, answers, timeout)
-
-    monkeypatch.setattr(ray, "get", get)
+    many = ShardedRetriever.load(tmp_path / "many", replicas=2, timeout=3)
+    for actors in many.actors.replicas:
+        ray.kill(actors[0])
     with many.watch(False) as answers:
-        assert many.search(QUERIES, 10) == one.search(QUERIES, 10)
-    assert waited[0] == 15  # half of the time, and then half of what is left for each replica
-    assert 14 < waited[1] <= 15
-    assert (answers.asked, answers.repeated > 1) == (4, True)
+        for _ in range(4):  # each actor in turn
+            assert many.search(QUERIES, 10) == found
+            assert many.search(QUERIES[:1], 10) == found[:1]
+    assert (answers.asked, answers.repeated > 4) == (12, True)
+    ray.kill(many.actors.replicas[1][1])
+    assert all(many.search(QUERIES, 10) == found for _ in range(4))
+    ray.kill(many.actors.replicas[0][1])
+    with pytest.raises(StorageError, match="no answer of shard"):
+        many.search(QUERIES, 10)
+
+
+def test_the_next_actor_takes_the_queries_of_a_silent_one(ray: RayHere, tmp_path: Path) -> None:
+    found = build(tmp_path / "one", 1).search(QUERIES, 10)
+    build(tmp_path / "many", 3).close()
+    many = ShardedRetriever.load(tmp_path / "many", timeout=3)  # 2 actors
+    many.actors.replicas[0][0].silent = True
+    with many.watch(False) as answers:
+        for _ in range(2):  # each actor in turn
+            assert many.search(QUERIES, 10) == found
+            assert many.search(QUERIES[:1], 10) == found[:1]
+    assert (answers.asked, answers.repeated) == (6, 2)
+    many.actors.replicas[1][0].silent = True
+    with pytest.raises(StorageError, match="no answer of shard-1-000, shard-1-001, shard-1-002"):
+        many.search(QUERIES, 10)
+    with many.watch(True) as answers:
+        assert many.search(QUERIES, 10) == [[]] * len(QUERIES)
+    assert len(answers.missing) == 3
 
 
 def test_an_actor_that_cannot_show_the_state_leaves_the_batch_to_the_shards(

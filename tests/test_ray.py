@@ -338,7 +338,9 @@ def test_actors_choose_the_candidates_of_one_index(kind: str, ray: Any, tmp_path
                 retriever.remove(names[::2])
                 retriever.add(added)
         # without the shards of an actor the others are searched as one index
-        some = stack.enter_context(ShardedRetriever.load(tmp_path / "5", timeout=5, partial_results=True))
+        with use_limits(Limits(shared_bytes=0)):
+            some = ShardedRetriever.load(tmp_path / "5", timeout=5, partial_results=True)
+        stack.enter_context(some)
         ray.kill(some.actors.replicas[0][0])
         with pytest.warns(PartialResultWarning, match="shard-1-000"):
             found = some.search(queries, 50)
@@ -369,9 +371,14 @@ def test_a_state_that_no_actor_has_is_searched(ray: Any, tmp_path: Path) -> None
 def test_a_dead_shard_is_an_error_or_a_marked_partial_result(ray: Any, tmp_path: Path) -> None:
     documents = make(60, "d", random.Random(2))
     Retriever.build("bm25", documents, tmp_path / "many", shards=2).close()
-    with ShardedRetriever.load(tmp_path / "many", timeout=5, partial_results=True) as many:
+    with ShardedRetriever.load(tmp_path / "many", timeout=5) as many:
         whole = many.search("word1 word2 word3", 60)
-        ray.kill(many.actors.replicas[0][0])  # for good
+        ray.kill(many.actors.replicas[0][0])  # for good; the other one has the files, too
+        assert all(many.search("word1 word2 word3", 60) == whole for _ in range(3))
+    with use_limits(Limits(shared_bytes=0)):
+        many = ShardedRetriever.load(tmp_path / "many", timeout=5, partial_results=True)
+    with many:
+        ray.kill(many.actors.replicas[0][0])
         with pytest.warns(PartialResultWarning, match="shard-1-000"):
             some = many.search("word1 word2 word3", 60)
         assert many.missing == ("shard-1-000",)

@@ -259,8 +259,11 @@ class Deaf(ShardActors):
     deaf = True
 
     def __init__(self, store: Any, partial: bool) -> None:
-        self._store, self._thread, self._timeout, self.replicas = store, _ThreadView(partial), 0.01, [[None]]
+        self._store, self._thread, self.timeout, self.replicas = store, _ThreadView(partial), 1, [[None]]
         self._ray = SimpleNamespace(kill=print)
+
+    def divide(self, *_: Any) -> None:
+        """Leave all to the shards."""
 
     def _ask(self, index: Any, work: Any, queries: Any, masks: Any, settings: Any) -> Any:
         found = [work(part, queries, mask, *settings) for part, mask in zip(index.parts, masks, strict=True)]

@@ -212,7 +212,8 @@ def test_actors_find_what_one_index_finds(
     assert rerank_ids(asked, many) == rerank_ids(asked, one)
     many.actors.close()
     check_same(one, many)  # in this process
-    some = ShardedRetriever.load(tmp_path / "many", models["several"], timeout=0.01)
+    with use_limits(replace(SMALL, shared_bytes=0)):
+        some = ShardedRetriever.load(tmp_path / "many", models["several"], timeout=0.01)
     ray.kill(some.actors.replicas[1][0])
     with some.watch(True) as answers:
         found = some.search(QUERIES[0], 60, fuse={"dense": 1.0})

@@ -61,8 +61,8 @@ class Limits:
         plaid_candidates: Documents whose means are scored, at least.
         plaid_visited: Centroids that a query visits, at least.
         plaid_margin: Documents scored exactly beyond those that are to be returned.
-        plaid_alone: Documents in shards up to which one process searches all shards for a query; of more,
-            several send parts of the answer.
+        shared_bytes: Bytes of all shards up to which actors share the queries, and each searches all shards;
+            of more, each searches its shards for all queries.
         upload_tries: Attempts at a file in an object store, and at a download of an index that is replaced
             meanwhile.
         upload_pause: Seconds before the second attempt; twice as many before each further one.
@@ -107,7 +107,7 @@ class Limits:
     plaid_candidates: int = 256
     plaid_visited: int = 32
     plaid_margin: int = 4
-    plaid_alone: int = 1_000_000
+    shared_bytes: int = 1 << 32
     upload_tries: int = 4
     upload_pause: float = 0.5
     bulk_bytes: int = 32 << 20

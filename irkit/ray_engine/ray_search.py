@@ -4,26 +4,34 @@ An actor maps the files of one shard, or of several if there are more shards tha
 same files (shard_searcher.py). A search asks one replica of every actor at once (shard_actors.py), and merges
 what they find: hits, or for `plaid`, `dense`, `muvera` and `faiss` candidates and their scores, among which
 the candidates of one index are chosen (see the modules ``irkit.shards.joint_...``). With a model of several
-heads, the same actors are asked once for each head. Of `plaid` they share queries instead, up to
-`Limits.plaid_alone` documents: each maps the files of all shards, and searches them for its queries. Queries
-are encoded, and texts are read, by the process that searches. So it and the actors need the same directory
-under the same path.
+heads, the same actors are asked once for each head.
+
+Of up to `Limits.shared_bytes`, actors share the queries instead: each maps the files of all shards, and
+searches them for its queries. Only if there are fewer queries than actors, and the index is `flat`, shards
+search for them.
+
+Queries are encoded, and texts are read, by the process that searches. So it and the actors need the same
+directory under the same path.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Self, TypeVar, Unpack, cast
+
+import numpy as np
 
 from irkit.arguments import check_counts, check_flags, is_finite
 from irkit.core.representation import Representation
 from irkit.errors import BadTypeError, BadValueError, StorageError
 from irkit.index import Hits, Store
 from irkit.index.array_files import Array
-from irkit.index.plaid import Plaid
+from irkit.index.flat import Flat
+from irkit.index.state import snapshot
 from irkit.ray_engine.ray_start import start_ray
 from irkit.ray_engine.shard_actors import Answers, ShardActors
 from irkit.retrieval.collection import AnyModel, Collection, LoadOptions, open_collection
@@ -31,6 +39,9 @@ from irkit.retrieval.retriever import Retriever
 from irkit.shards import ShardedDocuments, ShardedIndex, ShardedStore
 from irkit.shards.placement import wants_gpu
 from irkit.shards.shard_opening import open_sharded
+
+_SECONDS = 1 / 16  # that a query is thought to take, before one was measured
+_TIME = 0.2  # share of the timeout that the queries of a question may take
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -148,22 +159,36 @@ class RayIndex(ShardedIndex):
 
     def __init__(self, store: Store, documents: ShardedDocuments, actors: ShardActors) -> None:
         super().__init__(store, documents)
-        self._actors = actors
+        self._actors, self._seconds = actors, _SECONDS
 
     @property
     def searched_here(self) -> bool:  # type: ignore[override]
         """True inside a change, which this thread alone sees, and after the actors have ended."""
         return self.store.updating or not self._actors.replicas
 
+    @snapshot
     def search(self, queries: Representation, k: int, allowed: Array | None = None) -> Hits:
-        """See `ShardedIndex.search`."""
+        """See `ShardedIndex.search`; actors get as many queries at once as they answer in good time."""
+        self._check("searching", queries)
+        found, start = list[Hits](), 0
         with self._actors.searching():
-            return super().search(queries, k, allowed)
+            while not found or start < len(queries):
+                size = max(1, int(self._actors.timeout * _TIME / self._seconds))
+                block = queries[start : start + size] if start or size < len(queries) else queries
+                begun = time.monotonic()
+                found.append(super().search(block, k, allowed))
+                self._seconds = (time.monotonic() - begun) / max(1, len(block))
+                start += size
+        return found[0] if len(found) == 1 else Hits(*map(np.concatenate, zip(*found, strict=True)))
 
     def divide(self, queries: Representation, k: int, allowed: Array | None) -> Hits | None:
         """See `ShardedIndex.divide`."""
-        many = len(self.parts) > 1 and isinstance(self.parts[0], Plaid)
-        if self.searched_here or not many or wants_gpu(self):
+        # half of the documents take half of the time only where all are scored
+        is_split = len(queries) < len(self._actors.replicas) and isinstance(self.parts[0], Flat)
+        # with another formula an index lists all rows in memory, which each actor does for its shards only
+        if is_split or self.formula is not None or len(self.parts) == 1:
+            return None
+        if self.searched_here or wants_gpu(self):
             return None
         return self._actors.divide(self, queries, k, allowed)
 

@@ -25,12 +25,11 @@ from irkit.errors import StorageError
 from irkit.index import Hits
 from irkit.index.array_files import Array
 from irkit.index.part_store import PartStore
-from irkit.ray_engine.shard_searcher import ShardSearcher
+from irkit.ray_engine.shard_searcher import ShardSearcher, states_of
 from irkit.retrieval.searching import PartialResultWarning
 from irkit.shards import ShardedIndex, ShardedStore
 
 _PAUSE = 0.05  # seconds before a shard whose actors have died is asked again
-_DIVIDED = 64  # queries that an actor searches all shards for at once
 _COPIED = 100_000  # bytes of a question that Ray sends with every call; it stores longer ones once
 
 
@@ -39,7 +38,7 @@ class Answers:
     """What shards answered to the searches of a thread, see `ShardedRetriever.watch`.
 
     Attributes:
-        asked: Number of requests to shards: in a search one for each representation, for each batch of
+        asked: Number of requests to shards: in a search one for each representation, for each block of
             queries, and for each number of windows. If actors share queries, one for each actor.
         repeated: Number of requests that went to another actor, or to the same one again.
         missing: Names of the shards that gave no answer.
@@ -56,13 +55,14 @@ class ShardActors:
     Attributes:
         groups: For each actor the numbers of its shards.
         replicas: The replicas of each actor; empty after `close`.
+        timeout: Seconds that a search waits for a shard.
     """
 
     def __init__(
         self, ray: Any, store: ShardedStore, replicas: int, timeout: float, partial_results: bool
     ) -> None:
         """Start the actors, see `ShardedRetriever.load`."""
-        self._ray, self._store, self._timeout = ray, store, timeout
+        self._ray, self._store, self.timeout = ray, store, timeout
         self._turns, self._thread = itertools.count(), _ThreadView(partial_results)
         paths = [str(part.path.absolute()) for part in store.parts]
         processes = min(len(paths), max(1, int(ray.cluster_resources().get("CPU", 1))))
@@ -148,8 +148,8 @@ class ShardActors:
         asked = len(self._store.parts) - len(own.missing)
         found = self._ask(index, work, queries, masks, settings)
         own.missing |= {shard for shard, answer in enumerate(found) if answer is None}
+        self._count(asked=asked)
         if own.answers is not None:
-            own.answers.asked += asked
             own.answers.missing |= {*self.missing}
         if own.missing and not own.partial:
             raise StorageError(f"{self._problem(own.missing)}; search again, or ask for partial results")
@@ -167,44 +167,91 @@ class ShardActors:
             allowed: Which global rows may be results, bool ``(n,)``; None for all.
 
         Returns:
-            The hits; None for a large index, and if an actor does not answer in half of the time or cannot
-            show this state. Then the shards have to be asked.
+            The hits; None for a large index, and if actors do not answer or cannot show this state. Then the
+            shards have to be asked.
         """
-        own, errors, groups = self._thread, self._ray.exceptions, len(self.replicas)
-        if own.missing or len(index) > index.store.limits.plaid_alone:
+        own, groups = self._thread, len(self.replicas)
+        if own.missing or _size(index) > index.store.limits.shared_bytes:
             return None
-        turn, count = next(self._turns), min(len(queries), groups)
-        actors = [self._replica(n % groups, n // groups) for n in range(turn, turn + count)]
         mask = None if allowed is None else np.packbits(allowed).tobytes()
-        settings, name, view = _settings(index), _name(index), _sent(self._ray, (_states(index), mask))
-        found: list[Any] = []
-        for start in range(0, len(queries), _DIVIDED * len(actors)):
-            block = queries[start : start + _DIVIDED * len(actors)]
-            own.begun = time.monotonic()
-            cuts = [len(block) * number // len(actors) for number in range(len(actors) + 1)]
-            shares = [_content(block[first:last]) for first, last in itertools.pairwise(cuts)]
-            calls = [
-                actor.search_all.remote(settings, view, _sent(self._ray, (name, share, k)))
-                for actor, share in zip(actors, shares, strict=True)
-            ]
-            answers = own.answers or Answers()
-            answers.asked += len(calls)
-            try:
-                found += self._ray.get(calls, timeout=self._timeout / 2)
-            except (errors.RayTaskError, errors.GetTimeoutError, errors.RayActorError):
-                answers.repeated += len(calls)
-                return None
-            if None in found:
-                return None
+        view = _sent(self._ray, (states_of(self._store), mask))
+        settings, name = _settings(index), _name(index)
+        turn, count = next(self._turns), min(len(queries), groups)
+        cuts = [len(queries) * number // count for number in range(count + 1)]
+        shares = [
+            _sent(self._ray, (name, _content(queries[first:last]), k))
+            for first, last in itertools.pairwise(cuts)
+        ]
+        turns = range(turn, turn + groups * len(self.replicas[0]))
+        actors = [self._replica(n % groups, n // groups) for n in turns]
+
+        def ask(number: int, attempt: int) -> Any:
+            actor = actors[(number + attempt) % len(actors)]
+            return actor.search_all.remote(settings, view, shares[number])
+
+        own.begun = time.monotonic()
+        answers = self._answers(ask, count, len(actors), own.begun)
+        self._count(asked=count)
+        found = [pickle.loads(answer) for answer in answers if answer is not None]
+        if len(found) < count:
+            self._count(repeated=count)
+            return None
         own.begun = None
-        return Hits(*map(np.concatenate, zip(*map(pickle.loads, found), strict=True)))
+        return Hits(*map(np.concatenate, zip(*found, strict=True)))
+
+    def _answers(
+        self, ask: Callable[[int, int], Any], count: int, actors: int, begun: float
+    ) -> list[bytes | None]:
+        """Ask for all shares at once, and ask the next actor if one dies or takes half of the time.
+
+        Args:
+            ask: ``ask(number, attempt)`` asks for a share, of another actor in each attempt.
+            count: Number of shares.
+            actors: Number of actors.
+            begun: When the search began.
+
+        Returns:
+            The answers; None for those that have not come.
+        """
+        errors, late, end = self._ray.exceptions, begun + self.timeout / 2, begun + self.timeout
+        waiting = {ask(number, 0): (number, 0) for number in range(count)}
+        try:
+            answers: list[bytes | None] = self._ray.get([*waiting], timeout=self.timeout / 2)
+            return answers
+        except (errors.RayTaskError, errors.GetTimeoutError, errors.RayActorError):
+            answers = [None] * count
+        while waiting:
+            ready, _ = self._ray.wait([*waiting], timeout=max(0.0, late - time.monotonic()))
+            if not ready:  # all that are open are late
+                if late == end:
+                    break
+                late = end
+            for call in ready or [*waiting]:
+                number, attempt = waiting.pop(call)
+                try:
+                    answers[number] = self._ray.get(call, timeout=1 if ready else 0)
+                    continue
+                except errors.RayTaskError:
+                    return answers
+                except (errors.RayActorError, errors.GetTimeoutError):
+                    pass
+                if attempt + 1 < actors:
+                    waiting[ask(number, attempt + 1)] = number, attempt + 1
+                    self._count(repeated=1)
+        return answers
+
+    def _count(self, asked: int = 0, repeated: int = 0) -> None:
+        """Count requests where somebody watches them."""
+        if self._thread.answers is not None:
+            self._thread.answers.asked += asked
+            self._thread.answers.repeated += repeated
 
     def _names(self, shards: Iterable[int]) -> tuple[str, ...]:
         return tuple(self._store.parts[shard].path.name for shard in sorted(shards))
 
     def _problem(self, shards: Iterable[int]) -> str:
         names = ", ".join(self._names(shards))
-        return f"searching {self._store.path}: no answer of {names} in {self._timeout:g} s"
+        return f"searching {self._store.path}: no answer of {names} in {self.timeout:g} s"
 
     def _ask(
         self,
@@ -219,7 +266,7 @@ class ShardActors:
         turn, missing = next(self._turns), self._thread.missing
         numbers = [number for number, group in enumerate(self.groups) if missing.isdisjoint(group)]
         errors, now = self._ray.exceptions, time.monotonic()
-        end, self._thread.begun = (self._thread.begun or now) + self._timeout, None
+        end, self._thread.begun = (self._thread.begun or now) + self.timeout, None
         share = max(0.0, end - now) / len(self.replicas[0])
         late = now + share
         calls = [question.put(self._replica(number, turn), self.groups[number]) for number in numbers]
@@ -256,10 +303,9 @@ class ShardActors:
                 time.sleep(_PAUSE)
             if time.monotonic() >= end:
                 return None
-            if self._thread.answers is not None:
-                self._thread.answers.repeated += len(group)
+            self._count(repeated=len(group))
             call = question.put(self._replica(number, turn + attempt), group)
-            late = time.monotonic() + self._timeout / count
+            late = time.monotonic() + self.timeout / count
         raise AssertionError("unreachable")
 
     def _replica(self, number: int, turn: int) -> Any:
@@ -301,6 +347,12 @@ def _settings(index: ShardedIndex) -> bytes:
 
 def _states(index: ShardedIndex) -> list[int]:
     return [zlib.crc32(part.state.saved) for part in index.store.parts]
+
+
+def _size(index: ShardedIndex) -> int:
+    """Return the bytes of all shards."""
+    size: int = index.store.derived("bytes", lambda: sum(index.store.sizes().values()))
+    return size
 
 
 def _name(index: ShardedIndex) -> str:

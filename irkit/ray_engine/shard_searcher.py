@@ -60,8 +60,8 @@ class ShardSearcher:
 
         Args:
             settings: As for `search`.
-            view: Pickled checksums of the manifests of all shards, and packed bits of the global rows that
-                may be results, or None for all.
+            view: Pickled result of `states_of`, and packed bits of the global rows that may be results, or
+                None for all.
             queries: Pickled name of the representation, queries, and number of hits.
 
         Returns:
@@ -96,6 +96,11 @@ def _bits(mask: bytes | None, count: int) -> Array | None:
     return None if mask is None else np.unpackbits(np.frombuffer(mask, np.uint8), count=count).view(bool)
 
 
+def states_of(store: ShardedStore) -> list[int]:
+    """Return the checksums of the manifests of the whole and of all shards."""
+    return [zlib.crc32(each.state.saved) for each in (store, *store.parts)]
+
+
 class _Whole:
     """All shards, in their newest state."""
 
@@ -111,7 +116,7 @@ class _Whole:
             if is_new:
                 self.store.refresh()
             with self.store.snapshot():
-                if [zlib.crc32(part.state.saved) for part in self.store.parts] == states:
+                if states_of(self.store) == states:
                     index = self.indexes[name]
                     hits = index.search(queries, k, _bits(mask, len(index)))
                     return hits.rows, hits.scores

@@ -184,7 +184,7 @@ def make_hits(
     ]
 
 
-_QUERIES = 256  # encoded and searched together
+_QUERIES, _HITS = 1024, 1 << 18  # of queries that are encoded and searched together
 
 
 def parse_contents(operation: str, model: AnyModel, queries: Any) -> tuple[list[Any], bool]:
@@ -248,7 +248,7 @@ def _find_hits(
     feedback: RM3 | None,
     fuse: Fuse | None,
 ) -> Iterator[tuple[Representation, Hits]]:
-    """Yield 256 queries at a time, with rows and scores, see `irkit.Retriever.search`.
+    """Yield up to 1,024 queries at a time, with rows and scores, see `irkit.Retriever.search`.
 
     Raises:
         BadValueError: The filter or ``fuse`` makes no sense, or no document has the key to group by.
@@ -267,14 +267,16 @@ def _find_hits(
         return documents.fetch(np.array(rows))
 
     groups = None if selection.group_by is None else Groups(read, selection.group_by)
-    for start in range(0, len(contents), _QUERIES):
-        queries = model.encode_representation(contents[start : start + _QUERIES], "query")
+    most = max(1, len(index))
+    size = max(1, min(_QUERIES, _HITS // min(selection.stop, most)))
+    for start in range(0, len(contents), size):
+        queries = model.encode_representation(contents[start : start + size], "query")
         if feedback is not None:
             queries = feedback.expand(index, queries, allowed)
         if groups is None:
-            yield queries, _find_page(search, queries, selection, max(1, len(index)))
+            yield queries, _find_page(search, queries, selection, most)
         else:
-            yield queries, _find_groups(search, queries, selection, max(1, len(index)), groups)
+            yield queries, _find_groups(search, queries, selection, most, groups)
     if groups is not None and groups.found_none:
         check_group_key("search", [documents], str(selection.group_by))
 

@@ -112,10 +112,17 @@ def modules() -> Iterator[tuple[str, Callable[[], str]]]:
     yield from _residual_maxsim()
     yield from _sparse_search()
     yield from _dense_search()
+    yield from _dense_scan()
+
+
+def _dense_scan() -> Iterator[tuple[str, Callable[[], str]]]:
     yield "dense_scan.keys()", write_keys
     yield "dense_scan.hits()", write_hits
-    for kind in ("float", "half", "u16"):
+    for kind in ("float", "u16"):
         yield f"dense_scan.products({kind})", partial(write_products, kind)
+    for cpu, target in _HALVES.items():
+        with compiling_for(target):
+            yield f"dense_scan.products(half{cpu})", partial(write_products, "half")
     for cpu, target in _BYTES.items():
         with compiling_for(target):
             yield f"dense_scan({cpu})", partial(write_scan, "vnni=True" in cpu)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from irkit_kernels._jit import Target, compiling_for
 from irkit_kernels._threads import forced_threads
 from irkit_kernels.dense_scan import best_of, products, ranking
 
@@ -39,8 +40,9 @@ def test_numbers_that_are_no_score() -> None:
     assert scores[0, -1] == -np.inf
 
 
+@pytest.mark.parametrize("converts", [True, False])
 @pytest.mark.parametrize("dim", [1, 15, 16, 63, 64, 100, 384])
-def test_products_of_rows_in_two_bytes(dim: int) -> None:
+def test_products_of_rows_in_two_bytes(dim: int, converts: bool) -> None:
     rng = np.random.default_rng(dim)
     values = rng.standard_normal((300, dim)).astype(np.float16)
     values[0], values[1, 0], values[2, -1] = 0, 65504, 2**-24
@@ -51,7 +53,10 @@ def test_products_of_rows_in_two_bytes(dim: int) -> None:
         (values, values.astype(np.float32)),
         (rounded.view(torch.uint16).numpy(), rounded.float().numpy()),
     ):
-        assert np.array_equal(products(given, queries, chosen), products(exact, queries, chosen))
+        # without features no instruction converts float16
+        with compiling_for(None if converts else Target(frozenset())):
+            found, wanted = (products(rows, queries, chosen) for rows in (given, exact))
+        assert np.array_equal(found, wanted)
 
 
 def test_arrays_that_do_not_fit() -> None:
