@@ -14,6 +14,7 @@ from ray_here import Actor, RayHere
 from test_shards import real_vectors
 
 from irkit import Retriever
+from irkit.encoder_free import BM25
 from irkit.errors import StorageError
 from irkit.index import Limits, use_limits
 from irkit.ray_engine import ShardedRetriever
@@ -116,6 +117,17 @@ def test_queries_of_all_kinds_are_shared_but_single_ones_of_scans(
         with many.watch(False) as answers:
             assert many.search(queries, 10) == one.search(queries, 10)
         assert answers.asked == asked
+
+
+def test_shards_search_with_another_formula(ray: RayHere, tmp_path: Path) -> None:
+    texts = {f"d{number}": f"word{number % 7} " * (number % 5 + 1) + "rest" for number in range(60)}
+    for shards in (1, 3):
+        Retriever.build("bm25", texts, tmp_path / str(shards), shards=shards).close()
+    one = Retriever.load(tmp_path / "1", BM25(k1=0.3, b=1))
+    many = ShardedRetriever.load(tmp_path / "3", BM25(k1=0.3, b=1))
+    with many.watch(False) as answers:
+        assert many.search(["word1", "word2", "rest"], 20) == one.search(["word1", "word2", "rest"], 20)
+    assert answers.asked == 3  # each actor would list the rows of all shards, in its memory
 
 
 def test_actors_share_no_queries_of_a_large_index(ray: RayHere, tmp_path: Path) -> None:

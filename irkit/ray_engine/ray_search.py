@@ -7,8 +7,8 @@ the candidates of one index are chosen (see the modules ``irkit.shards.joint_...
 heads, the same actors are asked once for each head.
 
 Of up to `Limits.shared_bytes`, actors share the queries instead: each maps the files of all shards, and
-searches them for its queries. Only if there are fewer queries than actors, and the index is `flat`, shards
-search for them.
+searches them for its queries. Only if there are fewer queries than actors, and the index is `flat` or
+`muvera`, shards search for them.
 
 Queries are encoded, and texts are read, by the process that searches. So it and the actors need the same
 directory under the same path.
@@ -31,6 +31,7 @@ from irkit.errors import BadTypeError, BadValueError, StorageError
 from irkit.index import Hits, Store
 from irkit.index.array_files import Array
 from irkit.index.flat import Flat
+from irkit.index.muvera import Muvera
 from irkit.index.state import snapshot
 from irkit.ray_engine.ray_start import start_ray
 from irkit.ray_engine.shard_actors import Answers, ShardActors
@@ -183,8 +184,8 @@ class RayIndex(ShardedIndex):
 
     def divide(self, queries: Representation, k: int, allowed: Array | None) -> Hits | None:
         """See `ShardedIndex.divide`."""
-        # half of the documents take half of the time only where all are scored
-        is_split = len(queries) < len(self._actors.replicas) and isinstance(self.parts[0], Flat)
+        # half of the documents take about half of the time only where most of it goes to scoring them
+        is_split = len(queries) < len(self._actors.replicas) and isinstance(self.parts[0], Flat | Muvera)
         # with another formula an index lists all rows in memory, which each actor does for its shards only
         if is_split or self.formula is not None or len(self.parts) == 1:
             return None

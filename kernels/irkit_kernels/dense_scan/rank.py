@@ -133,9 +133,9 @@ def _frame(
         arrays: Arrays by name.
         kinds: Dtypes that values may have.
     """
-    n_q, dtype = len(arrays["chosen"]), arrays["values"].dtype
-    expected = {
-        "values": (dtype if dtype in kinds else np.float32, (n, dim)),
+    n_q, stored = len(arrays["chosen"]), arrays["values"].dtype
+    expected: dict[str, tuple[Any, tuple[int, ...]]] = {
+        "values": (stored if stored in kinds else np.float32, (n, dim)),
         "queries": (np.float32, (n_q, dim)),
         "chosen": (np.int64, (n_q, width)),
         "rows": (np.int64, (n_q, min(k, width))),
