@@ -6,9 +6,9 @@ what they find: hits, or for `plaid`, `dense`, `muvera` and `faiss` candidates a
 the candidates of one index are chosen (see the modules ``irkit.shards.joint_...``). With a model of several
 heads, the same actors are asked once for each head.
 
-Of up to `Limits.shared_bytes`, actors share the queries instead: each maps the files of all shards, and
-searches them for its queries. Only if there are fewer queries than actors, and the index is `flat` or
-`muvera`, shards search for them.
+If all shards have no more than `Limits.shared_bytes`, actors share the queries instead: each maps all files,
+and searches them for its queries. Two searches of small indexes still go to the shards: fewer queries than
+actors in `flat` or `muvera`, and BM25 with another formula than that of the index (`RayIndex.divide`).
 
 Queries are encoded, and texts are read, by the process that searches. So it and the actors need the same
 directory under the same path.
@@ -26,7 +26,7 @@ from typing import Any, NoReturn, Self, TypeVar, Unpack, cast
 import numpy as np
 
 from irkit.arguments import check_counts, check_flags, is_finite
-from irkit.core.representation import Representation
+from irkit.core.representation import Dense, MultiVector, Representation, Sparse
 from irkit.errors import BadTypeError, BadValueError, StorageError
 from irkit.index import Hits, Store
 from irkit.index.array_files import Array
@@ -170,15 +170,16 @@ class RayIndex(ShardedIndex):
     @snapshot
     def search(self, queries: Representation, k: int, allowed: Array | None = None) -> Hits:
         """See `ShardedIndex.search`; actors get as many queries at once as they answer in good time."""
-        self._check("searching", queries)
         found, start = list[Hits](), 0
         with self._actors.searching():
-            while not found or start < len(queries):
+            if not isinstance(queries, Dense | MultiVector | Sparse) or len(queries) < 2:
+                return super().search(queries, k, allowed)
+            while start < len(queries):
                 size = max(1, int(self._actors.timeout * _TIME / self._seconds))
                 block = queries[start : start + size] if start or size < len(queries) else queries
                 begun = time.monotonic()
                 found.append(super().search(block, k, allowed))
-                self._seconds = (time.monotonic() - begun) / max(1, len(block))
+                self._seconds = (time.monotonic() - begun) / len(block)
                 start += size
         return found[0] if len(found) == 1 else Hits(*map(np.concatenate, zip(*found, strict=True)))
 

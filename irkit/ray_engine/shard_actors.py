@@ -13,7 +13,6 @@ import pickle
 import threading
 import time
 import warnings
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -174,7 +173,7 @@ class ShardActors:
         if own.missing or _size(index) > index.store.limits.shared_bytes:
             return None
         mask = None if allowed is None else np.packbits(allowed).tobytes()
-        view = _sent(self._ray, (states_of(self._store), mask))
+        view = _sent(self._ray, (states_of([self._store, *self._store.parts]), mask))
         settings, name = _settings(index), _name(index)
         turn, count = next(self._turns), min(len(queries), groups)
         cuts = [len(queries) * number // count for number in range(count + 1)]
@@ -241,7 +240,7 @@ class ShardActors:
         return answers
 
     def _count(self, asked: int = 0, repeated: int = 0) -> None:
-        """Count requests where somebody watches them."""
+        """Add to the counts of `watch`, if this thread is inside one."""
         if self._thread.answers is not None:
             self._thread.answers.asked += asked
             self._thread.answers.repeated += repeated
@@ -325,7 +324,7 @@ class _Question:
         masks: Sequence[Array | None],
         settings: Sequence[Any],
     ) -> None:
-        self._settings, self._states = _settings(index), _states(index)
+        self._settings, self._states = _settings(index), states_of(index.store.parts)
         self._queries = _sent(ray, (_name(index), work, _content(queries), settings))
         self._masks = [None if mask is None else np.packbits(mask).tobytes() for mask in masks]
 
@@ -343,10 +342,6 @@ def _sent(ray: Any, content: Any) -> Any:
 
 def _settings(index: ShardedIndex) -> bytes:
     return pickle.dumps((index.config, index.formula), pickle.HIGHEST_PROTOCOL)
-
-
-def _states(index: ShardedIndex) -> list[int]:
-    return [zlib.crc32(part.state.saved) for part in index.store.parts]
 
 
 def _size(index: ShardedIndex) -> int:

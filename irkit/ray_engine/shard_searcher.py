@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -60,8 +60,8 @@ class ShardSearcher:
 
         Args:
             settings: As for `search`.
-            view: Pickled result of `states_of`, and packed bits of the global rows that may be results, or
-                None for all.
+            view: Pickled result of `states_of` for the whole and its shards, and packed bits of the global
+                rows that may be results, or None for all.
             queries: Pickled name of the representation, queries, and number of hits.
 
         Returns:
@@ -96,9 +96,9 @@ def _bits(mask: bytes | None, count: int) -> Array | None:
     return None if mask is None else np.unpackbits(np.frombuffer(mask, np.uint8), count=count).view(bool)
 
 
-def states_of(store: ShardedStore) -> list[int]:
-    """Return the checksums of the manifests of the whole and of all shards."""
-    return [zlib.crc32(each.state.saved) for each in (store, *store.parts)]
+def states_of(stores: Iterable[Store]) -> list[int]:
+    """Return the checksum of the manifest of each store, which tells its state."""
+    return [zlib.crc32(store.state.saved) for store in stores]
 
 
 class _Whole:
@@ -116,7 +116,7 @@ class _Whole:
             if is_new:
                 self.store.refresh()
             with self.store.snapshot():
-                if states_of(self.store) == states:
+                if states_of([self.store, *self.store.parts]) == states:
                     index = self.indexes[name]
                     hits = index.search(queries, k, _bits(mask, len(index)))
                     return hits.rows, hits.scores

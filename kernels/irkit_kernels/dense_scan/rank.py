@@ -58,8 +58,8 @@ def products(values: Array, queries: Array, chosen: Array) -> Array:
     of `best_of` and of the kept rows of ``dense_search``.
 
     Args:
-        values: ``(n, dim)`` float32, finite float16, or uint16 for bfloat16; it may be a mapped file. The
-            result is that of these numbers in float32.
+        values: ``(n, dim)`` float32, finite float16, or the bits of bfloat16 as uint16; it may be a mapped
+            file. Float16 and bfloat16 score as the same numbers in float32 do.
         queries: ``(n_q, dim)`` float32.
         chosen: ``(n_q, width)`` int64: rows; what is not from 0 to n - 1 gets minus infinity.
 
