@@ -173,7 +173,7 @@ def _fill(
         for builder in builders:  # wait until it has ended, because the build may be discarded now
             with contextlib.suppress(ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
                 while time.monotonic() < end:
-                    ray.get(builder.__ray_ready__.remote(), timeout=_PATIENCE)
+                    ray.get(builder.__ray_ready__.options(max_task_retries=0).remote(), timeout=_PATIENCE)
 
 
 def _store_chunks(
