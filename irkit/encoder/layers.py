@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 from irkit_kernels.gated_product import fits_gated_product, gated_product
+from irkit_kernels.int8_linear import ACTIVATIONS as INT8_ACTIVATIONS
+from irkit_kernels.int8_linear import Int8Linear, int8_feed_forward
 from irkit_kernels.ragged_pool import pooled_lengths, ragged_pool
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -16,7 +18,7 @@ from irkit.encoder.attention import Backend, PositionTerms, attend, leading
 from irkit.encoder.dropout import Dropout
 from irkit.encoder.encoder_config import Activation, EncoderConfig, LayerConfig, Pooling
 from irkit.encoder.inference import is_inference
-from irkit.encoder.linear import ACTIVATIONS, apply_linear, is_plain, linear, pack_
+from irkit.encoder.linear import ACTIVATIONS, apply_linear, is_hooked, is_plain, linear, pack_
 from irkit.encoder.norms import add_norm, make_norm, plus
 from irkit.encoder.rotary import RotaryScaling, rotary_table, rotate
 
@@ -301,12 +303,9 @@ class Layer(nn.Module):
 
         Attention is rounded to bfloat16 then, which adds less to the error than the int8 maps.
         """
-        from irkit_kernels.int8_linear import ACTIVATIONS as int8_activations
-        from irkit_kernels.int8_linear import Int8Linear
-
         # the feed-forward block activates and multiplies the halves where the product is computed
         activation, gated = self.config.activation, self.config.gated
-        fused = activation in int8_activations
+        fused = activation in INT8_ACTIVATIONS
         if fused:
             self.activation = None
             if gated and self.config.gate_last:  # the first half is activated
@@ -329,6 +328,8 @@ class Layer(nn.Module):
             pack_(self.up)
 
     def _feed_forward(self, x: Tensor) -> Tensor:
+        if self.quantized and self.activation is None and not (is_hooked(self.up) or is_hooked(self.down)):
+            return int8_feed_forward(x, self.up, self.down)
         if not self.config.gated or self.activation is None:
             return apply_linear(self.down, apply_linear(self.up, x, self.activation))
         return apply_linear(self.down, self._gated(x))

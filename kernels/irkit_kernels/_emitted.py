@@ -31,6 +31,7 @@ from .dense_search.cpu_search import write_candidates, write_places
 from .dense_search.cpu_search import write_search as write_dense_search
 from .dense_search.op import SHUFFLES
 from .int8_linear.cpu_tile import ACTIVATIONS as INT8_ACTIVATIONS
+from .int8_linear.cpu_tile import write_feed_forward
 from .int8_linear.cpu_tile import write_ir as write_int8_linear
 from .maxsim import cpu_tile as maxsim
 from .ragged_attention.cpu_backward import write_differentiate
@@ -90,6 +91,8 @@ def modules() -> Iterator[tuple[str, Callable[[], str]]]:
         named = f"int8_linear({activation}, gated={gated}, {cpu})"
         with compiling_for(_BYTES[cpu]):
             yield named, partial(write_int8_linear, activation, gated, "vnni=True" in cpu)
+            named = named.replace("int8_linear", "int8_linear.feed_forward")
+            yield named, partial(write_feed_forward, activation, gated, "vnni=True" in cpu)
     for flags in product(_FLAGS, repeat=4):
         yield "row_norm(rms={}, add={}, weight={}, bias={})".format(*flags), partial(write_norm, *flags)
     yield "rotary()", write_rotate

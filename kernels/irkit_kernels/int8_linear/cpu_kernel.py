@@ -11,9 +11,9 @@ from torch import Tensor
 
 from .._jit import compile_ir, compiled_once, cpu_features
 from .._threads import share, threads_for
-from .cpu_tile import BLOCK, HEADER, LANES, PANEL, TILE_ROWS, panel_columns, write_ir
+from .cpu_tile import BLOCK, HEADER, LANES, PANEL, TILE_ROWS, panel_columns, write_feed_forward, write_ir
 
-__all__ = ["MAX_K", "has_vnni", "linear", "pack", "packed_shape"]
+__all__ = ["MAX_K", "feed_forward", "has_vnni", "linear", "pack", "packed_shape"]
 
 MAX_K = (2**31 - 1) // (255 * 127)  # the int32 sums of more products could overflow
 _MIN_WORK = 1 << 25  # multiply-adds per thread, about 0.15 ms; fewer are not worth another thread
@@ -67,19 +67,59 @@ def pack(weight: np.ndarray, scale: np.ndarray, bias: np.ndarray | None, gated: 
 def linear(x: Tensor, packed: Tensor, out: Tensor, activation: str, gated: bool) -> None:
     """Compute ``out (m, n)`` from ``x (m, k)``, both contiguous float32."""
     (m, k), n = x.shape, out.shape[1]
-    kernel = _compiled(activation, gated, has_vnni())
-    scratch_size = BLOCK * (-(-k // LANES) * LANES + 8)
-    work = m * k * (2 * n if gated else n)
+    kernel = _compiled_linear(activation, gated, has_vnni())
 
     def run(start: int, stop: int) -> None:
-        scratch = torch.empty(scratch_size, dtype=torch.uint8, device="cpu")
+        scratch = torch.empty(_scratch_size(k), dtype=torch.uint8, device="cpu")
         rows, results = x.data_ptr() + 4 * k * start, out.data_ptr() + 4 * n * start
         kernel(rows, packed.data_ptr(), results, scratch.data_ptr(), stop - start, k, n)
 
-    share(run, m, threads_for(work, _MIN_WORK), parts=1, multiple=TILE_ROWS)
+    _share(run, m, m * k * (2 * n if gated else n))
+
+
+def feed_forward(
+    x: Tensor, up: Tensor, down: Tensor, hidden: int, out: Tensor, activation: str, gated: bool
+) -> None:
+    """Compute ``out (m, n)`` from ``x (m, k)``, both contiguous float32, by two layers.
+
+    Args:
+        x: What the first layer reads.
+        up: Its packed weight.
+        down: The packed weight of the second.
+        hidden: Number of features of the first.
+        out: What the second layer writes.
+        activation: That of the first.
+        gated: Whether the first is gated.
+    """
+    (m, k), n = x.shape, out.shape[1]
+    kernel = _compiled_feed_forward(activation, gated, has_vnni())
+
+    def run(start: int, stop: int) -> None:
+        size = 4 * BLOCK * hidden + _scratch_size(max(k, hidden))
+        scratch = torch.empty(size, dtype=torch.uint8, device="cpu")
+        rows, results = x.data_ptr() + 4 * k * start, out.data_ptr() + 4 * n * start
+        weights = up.data_ptr(), down.data_ptr()
+        kernel(rows, *weights, results, scratch.data_ptr(), stop - start, k, hidden, n)
+
+    _share(run, m, m * hidden * ((2 * k if gated else k) + n))
+
+
+def _scratch_size(k: int) -> int:
+    """Return the bytes of a quantised block of rows of ``k`` numbers."""
+    return BLOCK * (-(-k // LANES) * LANES + 8)
+
+
+def _share(run: Callable[[int, int], None], rows: int, work: int) -> None:
+    share(run, rows, threads_for(work, _MIN_WORK), parts=1, multiple=TILE_ROWS)
 
 
 @compiled_once
-def _compiled(activation: str, gated: bool, vnni: bool) -> Callable[..., None]:
+def _compiled_linear(activation: str, gated: bool, vnni: bool) -> Callable[..., None]:
     pointers, numbers = [ctypes.c_void_p] * 4, [ctypes.c_int64] * 3
     return compile_ir(write_ir(activation, gated, vnni), "int8_linear", [*pointers, *numbers])
+
+
+@compiled_once
+def _compiled_feed_forward(activation: str, gated: bool, vnni: bool) -> Callable[..., None]:
+    pointers, numbers = [ctypes.c_void_p] * 5, [ctypes.c_int64] * 4
+    return compile_ir(write_feed_forward(activation, gated, vnni), "feed_forward", [*pointers, *numbers])

@@ -74,7 +74,18 @@ def write_ir(activation: str, gated: bool, vnni: bool) -> str:
     ``n`` counts the features of ``out``. ``scratch`` holds the quantised values of a block,
     ``ceil(k / 16) * 16`` bytes per row; then the scales of all rows, then their zero points.
     """
-    return module(_quantize(), _tile(activation, gated, vnni), _linear(panel_columns(gated)))
+    return module(_quantize(), _tile("tile", activation, gated, vnni), _linear(panel_columns(gated)))
+
+
+def write_feed_forward(activation: str, gated: bool, vnni: bool) -> str:
+    """Return the LLVM IR module of ``feed_forward(x, up, down, out, scratch, m, k, h, n)``.
+
+    The first layer has ``k`` features in and ``h`` out, with activation and gate, the second ``h`` and ``n``.
+    ``scratch`` holds the hidden numbers of a block of rows, ``h`` float32 per row; then what `write_ir` says,
+    for the longer of both inputs.
+    """
+    tiles = _tile("up", activation, gated, vnni), _tile("down", "none", False, vnni)
+    return module(_quantize(), *tiles, _feed_forward(panel_columns(gated)))
 
 
 def panel_columns(gated: bool) -> int:
@@ -82,31 +93,67 @@ def panel_columns(gated: bool) -> int:
     return PANEL // 2 if gated else PANEL
 
 
+class _Block:
+    """A block of rows whose quantised values are in the cache."""
+
+    def __init__(self, f: Function, scratch: Array, width: Value) -> None:
+        self.f, self.scratch, self.width = f, scratch, width
+        self.scales = scratch.at(width * BLOCK).cast("float", 1)
+        self.zeros = self.scales.at(BLOCK).cast("i32", 1)
+
+    def quantize(self, x: Array, k: Value, rows: Value) -> None:
+        """Quantise rows of ``k`` numbers."""
+        with self.f.range(0, rows) as loop:
+            row, q = x.at(loop.i * k), self.scratch.at(loop.i * self.width)
+            self.f.call("quantize", row, k, q, self.scales.at(loop.i), self.zeros.at(loop.i))
+
+    def multiply(
+        self, tile: str, packed: Array, k: Value, out: Array, n: Value, rows: Value, step: int = PANEL
+    ) -> None:
+        """Multiply the rows with all panels, which give ``step`` features each, by a function `_tile`."""
+        f, panel_size = self.f, ((k + 3) & -4) * PANEL + HEADER
+        with f.range(0, n, step) as panels:
+            weights = packed.at(panels.i.cast("u64") // step * panel_size)
+            columns = n - panels.i
+            with f.range(0, rows, TILE_ROWS) as tiles:
+                q, tile_rows = self.scratch.at(tiles.i * self.width), rows - tiles.i
+                scale, zero = self.scales.at(tiles.i), self.zeros.at(tiles.i)
+                target = out.at(tiles.i * n + panels.i)
+                f.call(tile, q, self.width, scale, zero, weights, k, target, n, tile_rows, columns)
+
+
 def _linear(step: int) -> Function:
     """Quantise each block of rows, then multiply it with all panels, which give ``step`` features each."""
     pointers = {"x": "float*", "packed": "u8*", "out": "float*", "scratch": "u8*"}
     f = Function("int8_linear", public=True, align=1, **pointers, **dict.fromkeys("mkn", "i64"))
     x, packed, out, scratch, m, k, n = f.parameters
-    width = (k + (LANES - 1)) & -LANES
-    panel_size = ((k + 3) & -4) * PANEL + HEADER
-    scales = scratch.at(width * BLOCK).cast("float", 1)
-    zeros = scales.at(BLOCK).cast("i32", 1)
-
+    block = _Block(f, scratch, _width(k))
     with f.range(0, m, BLOCK) as blocks:
         rows = f.minimum(m - blocks.i, BLOCK)
-        block_x, block_out = x.at(blocks.i * k), out.at(blocks.i * n)
-        with f.range(0, rows) as loop:
-            row_x, q = block_x.at(loop.i * k), scratch.at(loop.i * width)
-            f.call("quantize", row_x, k, q, scales.at(loop.i), zeros.at(loop.i))
-        with f.range(0, n, step) as panels:
-            weights = packed.at(panels.i.cast("u64") // step * panel_size)
-            columns = n - panels.i
-            with f.range(0, rows, TILE_ROWS) as tiles:
-                q, tile_rows = scratch.at(tiles.i * width), rows - tiles.i
-                scale, zero = scales.at(tiles.i), zeros.at(tiles.i)
-                target = block_out.at(tiles.i * n + panels.i)
-                f.call("tile", q, width, scale, zero, weights, k, target, n, tile_rows, columns)
+        block.quantize(x.at(blocks.i * k), k, rows)
+        block.multiply("tile", packed, k, out.at(blocks.i * n), n, rows, step)
     return f
+
+
+def _feed_forward(step: int) -> Function:
+    """Pass each block of rows through both layers; the panels of the first give ``step`` features each."""
+    pointers = {"x": "float*", "up": "u8*", "down": "u8*", "out": "float*", "scratch": "u8*"}
+    f = Function("feed_forward", public=True, align=1, **pointers, **dict.fromkeys("mkhn", "i64"))
+    x, up, down, out, scratch, m, k, h, n = f.parameters
+    hidden = scratch.cast("float", 1)
+    block = _Block(f, scratch.at(h * (4 * BLOCK)), f.maximum(_width(k), _width(h)))
+    with f.range(0, m, BLOCK) as blocks:
+        rows = f.minimum(m - blocks.i, BLOCK)
+        block.quantize(x.at(blocks.i * k), k, rows)
+        block.multiply("up", up, k, hidden, h, rows, step)
+        block.quantize(hidden, h, rows)
+        block.multiply("down", down, h, out.at(blocks.i * n), n, rows)
+    return f
+
+
+def _width(k: Value) -> Value:
+    """Return the bytes of a quantised row of ``k`` numbers."""
+    return (k + (LANES - 1)) & -LANES
 
 
 def _quantize() -> Function:
@@ -158,18 +205,24 @@ def _load_row(f: Function, x: Array, k: Value, i: Value, vectors: int) -> list[V
     return [f.masked_load(start, _columns_below(f, 0, k - i), align=4)]
 
 
-def _tile(activation: str, gated: bool, vnni: bool) -> Function:
+def _tile(name: str, activation: str, gated: bool, vnni: bool) -> Function:
     """Multiply 6 rows of ``q`` with one panel, and store ``rows`` rows and ``columns`` columns.
 
     The remaining rows and columns of the tile lie beyond the end of ``out``.
     """
     pointers: dict[str, Any] = {"scales": "float*", "zeros": "i32*", "panel": "u8*"}
     numbers: dict[str, Any] = {"n": "i64", "rows": "i64", "columns": "i64"}
-    f = Function("tile", align=1, q="u8*", width="i64", **pointers, k="i64", out="float*", **numbers)
+    f = Function(name, align=1, q="u8*", width="i64", **pointers, k="i64", out="float*", **numbers)
     q, width, scales, zeros, panel, k, out, n, rows, columns = f.parameters
     vectors = range(TILE_VECTORS)
     weights = panel.at(HEADER)
     q_rows = [q.at(width * row).cast("i32", 1, 1) for row in range(TILE_ROWS)]
+
+    # fetch the cache lines of the output meanwhile
+    for row in range(TILE_ROWS):
+        target = out.cast("float", 1, 1).at(n * (4 * row))
+        for column in range(0, panel_columns(gated), LANES):
+            f.prefetch(target.at(4 * column), write=True)
 
     # sums of products, 4 along k in each step
     with f.range(0, k, 4, sums=[f.constant(_INTS, 0)] * (TILE_ROWS * TILE_VECTORS)) as loop:

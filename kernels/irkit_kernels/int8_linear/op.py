@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 
 from .reference import ACTIVATIONS, quantize_weight
 
-__all__ = ["ACTIVATIONS", "Int8Linear", "has_fast_int8", "int8_linear", "pack_weight"]
+__all__ = [
+    "ACTIVATIONS",
+    "Int8Linear",
+    "has_fast_int8",
+    "int8_feed_forward",
+    "int8_linear",
+    "pack_weight",
+]
 
 
 def has_fast_int8() -> bool:
@@ -84,8 +93,7 @@ def int8_linear(
         >>> int8_linear(torch.tensor([[1.0, 0.0]]), pack_weight(weight), 2).round(decimals=1)
         tensor([[1., 3.]])
     """
-    if torch.is_grad_enabled() and x.requires_grad:
-        raise RuntimeError("int8_linear: has no gradient; call it under torch.no_grad() or inference_mode()")
+    _check_gradient("int8_linear", x)
     if torch.compiler.is_compiling():
         return torch.ops.irkit.int8_linear(x, packed, out_features, activation, gated)
     return _cpu(x, packed, out_features, activation, gated)  # 10 us less than through torch's dispatcher
@@ -94,26 +102,40 @@ def int8_linear(
 def _cpu(
     x: Tensor, packed: Tensor, out_features: int, activation: str = "none", gated: bool = False
 ) -> Tensor:
-    from .cpu_kernel import linear, packed_shape
+    from .cpu_kernel import linear
+
+    rows = _rows("int8_linear", x, packed, out_features, activation, gated)
+    out = x.new_empty(len(rows), out_features)
+    linear(rows, packed.contiguous(), out, activation, gated)
+    return out.view(*x.shape[:-1], out_features)
+
+
+def _check_gradient(operation: str, x: Tensor) -> None:
+    if torch.is_grad_enabled() and x.requires_grad:
+        raise RuntimeError(f"{operation}: has no gradient; call it under torch.no_grad() or inference_mode()")
+
+
+def _rows(
+    operation: str, x: Tensor, packed: Tensor, out_features: int, activation: str, gated: bool
+) -> Tensor:
+    """Check the arguments of a layer, and return ``x`` as rows ``(m, k)`` without gaps."""
+    from .cpu_kernel import packed_shape
 
     if x.dtype != torch.float32 or packed.dtype != torch.uint8:
-        raise TypeError(f"int8_linear: got x {x.dtype}, packed {packed.dtype}; expected float32 and uint8")
+        raise TypeError(f"{operation}: got x {x.dtype}, packed {packed.dtype}; expected float32 and uint8")
     if not (x.is_cpu and packed.is_cpu):
-        raise ValueError(f"int8_linear: runs on the CPU, got x on {x.device} and packed on {packed.device}")
+        raise ValueError(f"{operation}: runs on the CPU, got x on {x.device} and packed on {packed.device}")
     if x.dim() == 0 or tuple(packed.shape) != packed_shape(out_features, x.shape[-1], gated):
         raise ValueError(
-            f"int8_linear: x {tuple(x.shape)}, out_features {out_features} and gated={gated} do not fit the "
+            f"{operation}: x {tuple(x.shape)}, out_features {out_features} and gated={gated} do not fit the "
             f"packed weight {tuple(packed.shape)}; pass x (..., k), the n of the weight (n, k) that was "
             "packed, and the gated of its packing"
         )
     if activation not in ACTIVATIONS:
         raise ValueError(
-            f"int8_linear: activation {activation!r} is unknown; expected one of {(*ACTIVATIONS,)}"
+            f"{operation}: activation {activation!r} is unknown; expected one of {(*ACTIVATIONS,)}"
         )
-    rows = x.reshape(-1, x.shape[-1]).contiguous()
-    out = x.new_empty(len(rows), out_features)
-    linear(rows, packed.contiguous(), out, activation, gated)
-    return out.view(*x.shape[:-1], out_features)
+    return x.reshape(-1, x.shape[-1]).contiguous()
 
 
 # What torch.library.custom_op does, without its import of torch._dynamo, 2 s, at the first call.
@@ -154,3 +176,41 @@ class Int8Linear(nn.Module):
         """Return the arguments that ``print`` displays."""
         gated = ", gated=True" if self.gated else ""
         return f"{self.in_features}, {self.out_features}, activation={self.activation!r}{gated}"
+
+
+def int8_feed_forward(x: Tensor, up: Int8Linear, down: Int8Linear) -> Tensor:
+    """Compute ``down(up(x))``, with the same numbers, while the hidden features are in the cache.
+
+    Args:
+        x: ``(..., up.in_features)`` float32.
+        up: The first layer.
+        down: The second layer, with neither activation nor gate.
+
+    Returns:
+        ``(..., down.out_features)`` float32.
+
+    Raises:
+        RuntimeError: An input requires a gradient, which these layers do not compute.
+        TypeError: ``x`` is not float32.
+        ValueError: The shapes do not fit, the second layer has an activation or a gate, or a tensor is not on
+            the CPU.
+
+    Examples:
+        >>> up, down = Int8Linear(nn.Linear(8, 32), activation="gelu"), Int8Linear(nn.Linear(32, 8))
+        >>> int8_feed_forward(torch.randn(2, 8), up, down).shape
+        torch.Size([2, 8])
+    """
+    if (down.activation, down.gated, down.in_features) != ("none", False, up.out_features):
+        raise ValueError(
+            f"int8_feed_forward: the second layer is Int8Linear({down.extra_repr()}); expected in_features "
+            f"{up.out_features}, no activation and no gate"
+        )
+    if torch.compiler.is_compiling():
+        return cast(Tensor, down(up(x)))
+    from .cpu_kernel import feed_forward
+
+    _check_gradient("int8_feed_forward", x)
+    rows = _rows("int8_feed_forward", x, up.packed, up.out_features, up.activation, up.gated)
+    out = x.new_empty(len(rows), down.out_features)
+    feed_forward(rows, up.packed, down.packed, up.out_features, out, up.activation, up.gated)
+    return out.view(*x.shape[:-1], down.out_features)

@@ -16,7 +16,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from irkit_kernels._jit import Target, compiling_for, cpu_features
-from irkit_kernels.int8_linear import ACTIVATIONS, Int8Linear, has_fast_int8, int8_linear, pack_weight
+from irkit_kernels._threads import forced_threads
+from irkit_kernels.int8_linear import (
+    ACTIVATIONS,
+    Int8Linear,
+    has_fast_int8,
+    int8_feed_forward,
+    int8_linear,
+    pack_weight,
+)
 from irkit_kernels.int8_linear import cpu_kernel as cpu
 from irkit_kernels.int8_linear.reference import int8_linear_reference, quantize_rows, quantize_weight
 
@@ -223,6 +231,43 @@ def test_module(bias):
         )
         assert torch.allclose(layer(x), F.gelu(linear(x)), atol=0.05)
     assert "20, 6, activation='gelu'" in str(layer)
+
+
+@settings(max_examples=30, deadline=None)
+@given(sizes, st.integers(1, 90), st.sampled_from(list(ACTIVATIONS)), st.booleans())
+def test_two_layers_give_the_numbers_of_one_after_the_other(size, hidden, activation, gated):
+    m, k, n, seed = size
+    torch.manual_seed(seed)
+    up = Int8Linear(nn.Linear(k, hidden * (2 if gated else 1)), activation=activation, gated=gated)
+    down = Int8Linear(nn.Linear(hidden, n))
+    x = torch.randn(5 * m, k)
+    assert torch.equal(int8_feed_forward(x, up, down), down(up(x)))
+
+
+def test_two_layers_share_rows_among_threads_and_compile():
+    up, down = Int8Linear(nn.Linear(40, 70), activation="gelu"), Int8Linear(nn.Linear(70, 9))
+    x = random(2, 101, 40, seed=0)
+    expected = down(up(x))
+    with forced_threads(3):
+        assert torch.equal(int8_feed_forward(x, up, down), expected)
+    compiled = torch.compile(
+        lambda x: int8_feed_forward(x + 1, up, down), backend="aot_eager", fullgraph=True, dynamic=True
+    )
+    assert torch.equal(compiled(x), int8_feed_forward(x + 1, up, down))
+
+
+def test_errors_of_two_layers():
+    up, down = Int8Linear(nn.Linear(8, 6)), Int8Linear(nn.Linear(6, 4))
+    with pytest.raises(ValueError, match=r"Int8Linear\(8, 6.*expected in_features 4"):
+        int8_feed_forward(torch.randn(2, 6), down, up)
+    with pytest.raises(ValueError, match="no activation and no gate"):
+        int8_feed_forward(torch.randn(2, 8), up, Int8Linear(nn.Linear(6, 4), activation="gelu"))
+    with pytest.raises(ValueError, match=r"int8_feed_forward: x .* do not fit"):
+        int8_feed_forward(torch.randn(2, 9), up, down)
+    with pytest.raises(TypeError, match=r"int8_feed_forward.*float64"):
+        int8_feed_forward(torch.randn(2, 8).double(), up, down)
+    with pytest.raises(RuntimeError, match="int8_feed_forward: has no gradient"):
+        int8_feed_forward(torch.randn(2, 8, requires_grad=True), up, down)
 
 
 def test_errors():
