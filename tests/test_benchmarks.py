@@ -152,7 +152,7 @@ def test_every_bench_of_a_kernel_is_found() -> None:
     assert {
         "dense_scan",
         "dense_search",
-        "int8_linear",
+        "packed_linear",
         "maxsim",
         "ragged_attention",
         "ragged_pool",

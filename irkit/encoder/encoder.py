@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from irkit_kernels.packed_linear import Kind
 from torch import Tensor, nn
 
 from irkit.config import read_json
@@ -30,6 +31,7 @@ from irkit.encoder.checkpoint_weights import (
 from irkit.encoder.convolution import ConvolutionBlock
 from irkit.encoder.encoder_config import Pooling
 from irkit.encoder.families import FAMILIES, encoder_config, family_of, schedule_settings
+from irkit.encoder.fast_copy import fast_copy, has_fast_copy
 from irkit.encoder.layers import Context, Embeddings, Layer
 from irkit.encoder.norms import make_norm
 from irkit.errors import BadTypeError, ConfigError
@@ -174,20 +176,23 @@ class Encoder(nn.Module):
         write_weights(folder, weights | self.head_weights)
         (folder / "config.json").write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
 
-    def quantize_(self) -> None:
-        """Replace the linear maps of all layers by int8 ones, in place: for inference on the CPU only.
+    def quantize_(self, kind: Kind = "int8") -> None:
+        """Replace the linear maps of all layers by int8 or bfloat16 ones, in place: for inference on the CPU.
 
-        Weights are rounded once, with a scale per output feature. Inputs are rounded in every call, with a
-        scale per token, so that no calibration on data is needed.
+        Weights are rounded once, to int8 with a scale per output feature. Inputs are rounded in every call,
+        to int8 with a scale per token, so that no calibration on data is needed.
         """
         for layer in self.layers:
-            cast(Layer, layer).quantize_()
+            cast(Layer, layer).quantize_(kind)
 
     def pack_(self) -> None:
         """Lay out the weights of all layers for inference on a CPU, in place; on a GPU do nothing.
 
         The results are the same up to rounding. The encoder can no longer be trained, saved, moved or copied.
+        An encoder that has a `fast_copy` stays as it is: the copy is what runs.
         """
+        if has_fast_copy(self):
+            return
         for layer in self.layers:
             cast(Layer, layer).pack_()
 
@@ -296,6 +301,12 @@ class Encoder(nn.Module):
             IndexError: An id is outside the vocabulary.
         """
         check_lengths(tokens, self.max_positions)
+        if (fast := fast_copy(self)) is None:
+            return self._encode(tokens, attended, pooled)
+        hidden = fast._encode(tokens, attended, pooled)
+        return hidden.with_values(hidden.values.to(self.word_embeddings.dtype))
+
+    def _encode(self, tokens: Ragged, attended: Tensor | None, pooled: bool) -> Ragged:
         x = self.embeddings(tokens).values
         backend = pick_backend(self.attention, x.device, x.dtype)
         bias = None

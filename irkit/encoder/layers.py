@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from irkit_kernels.gated_product import fits_gated_product, gated_product
-from irkit_kernels.int8_linear import ACTIVATIONS as INT8_ACTIVATIONS
-from irkit_kernels.int8_linear import Int8Linear, int8_feed_forward
+from irkit_kernels.packed_linear import ACTIVATIONS as FUSED_ACTIVATIONS
+from irkit_kernels.packed_linear import Kind, PackedLinear, has_fast, packed_feed_forward
 from irkit_kernels.ragged_pool import pooled_lengths, ragged_pool
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -298,25 +299,38 @@ class Layer(nn.Module):
             split = torch.split(apply_linear(self.qkv, x), [*self.widths], dim=-1)[first:last]
         return tuple(map(self.attention_norm, split)) if location == "qkv" else split
 
-    def quantize_(self) -> None:
-        """Replace the linear maps by int8 ones, in place, for inference on the CPU.
+    def quantize_(self, kind: Kind) -> None:
+        """Replace the linear maps by int8 or bfloat16 ones, in place, for inference on the CPU.
 
-        Attention is rounded to bfloat16 then, which adds less to the error than the int8 maps.
+        Attention is rounded to bfloat16 then, which adds less to the error than int8 maps.
         """
         # the feed-forward block activates and multiplies the halves where the product is computed
         activation, gated = self.config.activation, self.config.gated
-        fused = activation in INT8_ACTIVATIONS
+        fused = activation in FUSED_ACTIVATIONS
         if fused:
             self.activation = None
             if gated and self.config.gate_last:  # the first half is activated
                 self.up = _swap_halves(self.up)
-        self.up = Int8Linear(self.up, activation=activation if fused else "none", gated=fused and gated)
+        pack = partial(PackedLinear, kind=kind)
+        self.up = pack(self.up, activation=activation if fused else "none", gated=fused and gated)
         apart = any(self.config.schedule)  # pooled queries are fewer rows than keys and values
-        self.qkv = (
-            nn.ModuleList(map(Int8Linear, _parts(self.qkv, self.widths))) if apart else Int8Linear(self.qkv)
-        )
-        self.out, self.down = Int8Linear(self.out), Int8Linear(self.down)
+        if apart:
+            self.qkv = nn.ModuleList(map(pack, _parts(self.qkv, self.widths)))
+        else:
+            self.qkv = pack(self.qkv, half=self._halves())
+        self.out, self.down = pack(self.out), pack(self.down)
         self.quantized = True
+
+    def _halves(self) -> bool:
+        """Tell whether queries, keys and values go to attention as they are, which may round them anyway."""
+        config = self.config
+        return (
+            has_fast("bfloat16")
+            and not (config.head_norm or config.disentangled or config.norm_location == "qkv")
+            and self.layer.rotary_base is None
+            and self._scale() == 1
+            and sum(self.widths) % 64 == 0
+        )
 
     def pack_(self) -> None:
         """Lay out weights for inference on the CPU, in place, except weights used in parts."""
@@ -329,7 +343,7 @@ class Layer(nn.Module):
 
     def _feed_forward(self, x: Tensor) -> Tensor:
         if self.quantized and self.activation is None and not (is_hooked(self.up) or is_hooked(self.down)):
-            return int8_feed_forward(x, self.up, self.down)
+            return packed_feed_forward(x, self.up, self.down)
         if not self.config.gated or self.activation is None:
             return apply_linear(self.down, apply_linear(self.up, x, self.activation))
         return apply_linear(self.down, self._gated(x))

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Sequence
 
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from irkit.arguments import brief
@@ -104,17 +105,17 @@ def with_dtype(encoder: AnyEncoder, head: Head, tokenizer: Tokenizer, dtype: str
         if not prefers_bfloat16(device):
             return encoder
         half, its_head = copy.deepcopy((encoder, head))  # together: a head may share a weight of the encoder
-        half.to(torch.bfloat16)
+        _halve(half)
         pairs = zip(_vectors(encoder, head, tokenizer), _vectors(half, its_head, tokenizer), strict=True)
         alike = all(
             exact.shape == rounded.shape and bool(F.cosine_similarity(exact, rounded).min() >= 0.999)
             for exact, rounded in pairs
         )
-        return encoder.to(torch.bfloat16) if alike else encoder
+        return _halve(encoder) if alike else encoder
     if dtype == "bfloat16":
         if not prefers_bfloat16(device):
             warnings.warn(f"bfloat16 on {device}: it multiplies float32 faster; choose float32", stacklevel=3)
-        return encoder.to(torch.bfloat16)
+        return _halve(encoder)
     if dtype == "int8":
         if not isinstance(encoder, Encoder) or device.type != "cpu":
             what = f"on {device}" if device.type != "cpu" else f"of type {encoder.family}"
@@ -122,6 +123,21 @@ def with_dtype(encoder: AnyEncoder, head: Head, tokenizer: Tokenizer, dtype: str
         encoder.quantize_()
     elif dtype != "float32":
         raise BadValueError(f"dtype {dtype!r}: expected one of {', '.join(DTYPES)}")
+    return encoder
+
+
+def _halve(encoder: AnyEncoder) -> AnyEncoder:
+    """Convert an encoder to bfloat16, in place.
+
+    On the CPU the norms of irkit's own encoders stay float32: they are few numbers, and rounding them changes
+    vectors as much as rounding everything else does.
+    """
+    norms = [module for module in encoder.modules() if isinstance(module, nn.LayerNorm | nn.RMSNorm)]
+    exact = [copy.deepcopy(norm.state_dict()) for norm in norms]
+    encoder.to(torch.bfloat16)
+    if isinstance(encoder, Encoder) and next(encoder.parameters()).is_cpu:
+        for norm, weights in zip(norms, exact, strict=True):
+            norm.float().load_state_dict(weights)
     return encoder
 
 

@@ -30,10 +30,10 @@ from .dense_search.cpu_rotate import write_rotation
 from .dense_search.cpu_search import write_candidates, write_places
 from .dense_search.cpu_search import write_search as write_dense_search
 from .dense_search.op import SHUFFLES
-from .int8_linear.cpu_tile import ACTIVATIONS as INT8_ACTIVATIONS
-from .int8_linear.cpu_tile import write_feed_forward
-from .int8_linear.cpu_tile import write_ir as write_int8_linear
 from .maxsim import cpu_tile as maxsim
+from .packed_linear.cpu_tile import ACTIVATIONS as LINEAR_ACTIVATIONS
+from .packed_linear.cpu_tile import Plan as LinearPlan
+from .packed_linear.cpu_tile import write_feed_forward, write_linear
 from .ragged_attention.cpu_backward import write_differentiate
 from .ragged_attention.cpu_kernel import Plan as AttentionPlan
 from .ragged_attention.cpu_kernel import write_attend
@@ -87,12 +87,7 @@ def modules() -> Iterator[tuple[str, Callable[[], str]]]:
     """Yield the name of every module, and what writes its text if called before the next one is asked for."""
     for lanes in _LANES:
         yield f"add_rows({lanes})", partial(write_add_rows, lanes)
-    for activation, gated, cpu in product(INT8_ACTIVATIONS, _FLAGS, _BYTES):
-        named = f"int8_linear({activation}, gated={gated}, {cpu})"
-        with compiling_for(_BYTES[cpu]):
-            yield named, partial(write_int8_linear, activation, gated, "vnni=True" in cpu)
-            named = named.replace("int8_linear", "int8_linear.feed_forward")
-            yield named, partial(write_feed_forward, activation, gated, "vnni=True" in cpu)
+    yield from _packed_linear()
     for flags in product(_FLAGS, repeat=4):
         yield "row_norm(rms={}, add={}, weight={}, bias={})".format(*flags), partial(write_norm, *flags)
     yield "rotary()", write_rotate
@@ -116,6 +111,17 @@ def modules() -> Iterator[tuple[str, Callable[[], str]]]:
     yield from _sparse_search()
     yield from _dense_search()
     yield from _dense_scan()
+
+
+def _packed_linear() -> Iterator[tuple[str, Callable[[], str]]]:
+    cpus = [("int8", cpu) for cpu in _BYTES] + [("bfloat16", f"bf16={native}") for native in _FLAGS]
+    for kind, cpu in cpus:
+        with compiling_for(_BYTES.get(cpu, Target(frozenset()))):
+            for activation, gated in product(LINEAR_ACTIVATIONS, _FLAGS):
+                plan = LinearPlan(kind, activation, gated, native=cpu in ("vnni=True", "bf16=True"))
+                name = f"{kind}, {activation}, gated={gated}, {cpu}"
+                yield f"packed_linear({name})", partial(write_linear, plan)
+                yield f"packed_linear.feed_forward({name})", partial(write_feed_forward, plan)
 
 
 def _dense_scan() -> Iterator[tuple[str, Callable[[], str]]]:

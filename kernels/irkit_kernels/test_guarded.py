@@ -15,8 +15,8 @@ from torch import Tensor
 
 from irkit_kernels import dense_scan, dense_search
 from irkit_kernels._testing import guarded, guarded_memory, in_child
-from irkit_kernels.int8_linear import int8_linear, pack_weight
 from irkit_kernels.maxsim import maxsim, maxsim_int8, maxsim_stored, quantize_rows
+from irkit_kernels.packed_linear import pack_weight, packed_linear
 from irkit_kernels.ragged_attention import ragged_attention
 from irkit_kernels.ragged_pool import ragged_pool
 from irkit_kernels.residual_maxsim import (
@@ -123,12 +123,12 @@ def gradients_of_maxsim(q: Tensor, q_offsets: Tensor, d: Tensor, d_offsets: Tens
 
 
 @forked
-def test_int8_linear() -> None:
+def test_packed_linear() -> None:
     for m, k, n in ((1, 1, 1), (3, 5, 7), (6, 64, 33), (17, 66, 130)):
         check(pack_weight, random(n, k), random(n))
         for activation in ("none", "gelu", "silu"):
-            check(int8_linear, random(m, k), pack_weight(random(n, k)), n, activation)
-        check(int8_linear, random(m, k), pack_weight(random(2 * n, k), gated=True), n, "gelu_tanh", True)
+            check(packed_linear, random(m, k), pack_weight(random(n, k)), n, activation)
+        check(packed_linear, random(m, k), pack_weight(random(2 * n, k), gated=True), n, "gelu_tanh", True)
 
 
 @forked

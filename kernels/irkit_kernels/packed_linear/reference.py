@@ -1,4 +1,4 @@
-"""The definition of the int8 linear layer in plain torch: slow, with exact integer sums."""
+"""The definition of the packed linear layer in plain torch: slow, with exact sums in int8."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = ["ACTIVATIONS", "int8_linear_reference", "quantize_rows", "quantize_weight"]
+__all__ = ["ACTIVATIONS", "bfloat16_reference", "int8_reference", "quantize_rows", "quantize_weight"]
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "none": lambda y: y,
@@ -46,7 +46,7 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return q.clamp(0, 255).to(torch.uint8), scale, zero.int()
 
 
-def int8_linear_reference(
+def int8_reference(
     x: Tensor,
     weight: Tensor,
     scale: Tensor,
@@ -70,7 +70,18 @@ def int8_linear_reference(
     """
     q, row_scale, zero = quantize_rows(x)
     sums = (q.double() - zero.double()[:, None]) @ weight.double().T
-    y = sums * row_scale.double()[:, None] * scale.double()
+    return _finish(sums * row_scale.double()[:, None] * scale.double(), bias, activation, gated)
+
+
+def bfloat16_reference(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str = "none", gated: bool = False
+) -> Tensor:
+    """Compute the same with ``x`` and ``weight`` rounded to bfloat16; the result is float64, too."""
+    sums = x.bfloat16().double() @ weight.bfloat16().double().T
+    return _finish(sums, bias, activation, gated)
+
+
+def _finish(y: Tensor, bias: Tensor | None, activation: str, gated: bool) -> Tensor:
     y = y if bias is None else y + bias.double()
     y, gate = y.chunk(2, 1) if gated else (y, None)
     y = ACTIVATIONS[activation](y)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from irkit_kernels.int8_linear import int8_linear, pack_weight
-from irkit_kernels.int8_linear.reference import int8_linear_reference, quantize_weight
+from irkit_kernels.packed_linear import pack_weight, packed_linear
+from irkit_kernels.packed_linear.reference import int8_reference, quantize_weight
 
 __all__ = ["run"]
 
@@ -38,17 +38,17 @@ def _measure(m: int, k: int, n: int, rounds: int) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(m + k + n)
     x, weight, bias = (torch.randn(*shape, generator=generator) for shape in ((m, k), (n, k), (n,)))
     packed, (q, scale) = pack_weight(weight, bias), quantize_weight(weight)
-    expected = int8_linear_reference(x, q, scale, bias)
-    if (int8_linear(x, packed, n) - expected).abs().max() > 2**-22 * expected.abs().max():
-        raise RuntimeError(f"int8_linear differs from its reference at m={m}, k={k}, n={n}")
+    expected = int8_reference(x, q, scale, bias)
+    if (packed_linear(x, packed, n) - expected).abs().max() > 2**-22 * expected.abs().max():
+        raise RuntimeError(f"packed_linear differs from its reference at m={m}, k={k}, n={n}")
     half = [tensor.bfloat16() for tensor in (x, weight, bias)]
     x_int = torch.randint(-127, 128, (m, k), generator=generator, dtype=torch.int8)
     ways: dict[str, Callable[[], Tensor]] = {
         "float32": lambda: F.linear(x, weight, bias),
         "bfloat16": lambda: F.linear(*half),
         "int8 product": lambda: torch._int_mm(x_int, q.T),
-        "int8": lambda: int8_linear(x, packed, n),
-        "int8 gelu": lambda: int8_linear(x, packed, n, "gelu"),
+        "int8": lambda: packed_linear(x, packed, n),
+        "int8 gelu": lambda: packed_linear(x, packed, n, "gelu"),
     }
     times: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(rounds):

@@ -1,0 +1,410 @@
+"""The code of the packed linear layer, in LLVM IR: dot products fused with everything around them.
+
+The ``write_*`` functions generate LLVM IR: what a docstring says is computed, the generated code computes.
+
+A block of rows of ``x`` is rounded into the cache, to 8 bits or to bfloat16. It is multiplied, one panel of
+64 output features after the other, in tiles of 6 rows x 64 features. Rows and weights are read as words of 4
+bytes: 4 or 2 numbers along ``k``. The 24 accumulators of a tile stay in registers; bias and activation are
+applied, and only then are they stored. A gated layer has in each panel 32 features that are activated and the
+32 that multiply them, so only the 32 products are stored. A CPU without the dot product instruction, of
+AVX512-VNNI or AVX512-BF16, runs the same code with ordinary multiplications, much slower. README.md has the
+maths.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from .._jit import cpu_features
+from .._simd import dot_bytes, load_floats, multiply_add_words, store_floats
+from .._typed import Array, Function, Value, module, vector
+
+__all__ = [
+    "ACTIVATIONS",
+    "BLOCK",
+    "LANES",
+    "PANEL",
+    "TILE_ROWS",
+    "Kind",
+    "Plan",
+    "header",
+    "panel_columns",
+    "per_word",
+    "write_feed_forward",
+    "write_linear",
+]
+
+Kind = Literal["int8", "bfloat16"]
+
+LANES = 16
+TILE_ROWS = 6
+TILE_VECTORS = 4  # 6 x 4 accumulators, 4 vectors of weights and one of x fit the 32 registers of AVX-512
+PANEL = TILE_VECTORS * LANES
+BLOCK = 8 * TILE_ROWS  # rows rounded together, so that a panel is fetched once for 8 tiles
+
+_INTS, _FLOATS = vector(LANES, "i32"), vector(LANES, "float")
+_NO_SPAN = 1e-30  # a row with a smaller span counts as zeros, because the reciprocal could overflow
+_ROUND = 1.5 * 2**23  # adding it rounds a float32 to an integer, which is in the low bits of the sum
+_ROUND_BITS = 0x4B400000  # the bits of _ROUND
+# Phi(x) - 1/2 = x P(x^2 - 9.5) for |x| <= 4.375, exactly 1/2 at the edge and beyond. P is the polynomial of
+# degree 8 with the smallest maximum error in GELU, 2.7e-5.
+_GELU_EDGE, _GELU_CENTRE = 4.375, 9.5
+_GELU = (
+    1.618856368e-01,
+    -8.337188622e-03,
+    6.140283337e-04,
+    -4.654408068e-05,
+    3.239048329e-06,
+    -2.000492436e-07,
+    1.428165134e-08,
+    -1.070439963e-09,
+    3.900591874e-11,
+)
+
+_EXP_EDGE = 87.0  # beyond it exp overflows or vanishes in float32
+# 2^x for |x| <= 1/2, with a relative error of at most 7.5e-08
+_EXP2 = (
+    1.000000072e00,
+    6.931469670e-01,
+    2.402211973e-01,
+    5.550713317e-02,
+    9.675541221e-03,
+    1.327645784e-03,
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A variant of the code.
+
+    Attributes:
+        kind: What rows and weights are rounded to.
+        activation: One of `ACTIVATIONS`.
+        gated: Whether the second half of the features multiplies the first.
+        native: Use the CPU's dot product instruction.
+        reads_half: ``x`` is bfloat16, else float32.
+        writes_half: ``out`` is bfloat16, else float32; ``n`` is a multiple of `panel_columns` then.
+    """
+
+    kind: Kind
+    activation: str
+    gated: bool
+    native: bool
+    reads_half: bool = False
+    writes_half: bool = False
+
+
+def per_word(kind: Kind) -> int:
+    """Return the numbers in a word of 4 bytes."""
+    return 4 if kind == "int8" else 2
+
+
+def header(kind: Kind) -> int:
+    """Return the words before the weights of a panel.
+
+    They are biases in float32; before these, in int8, sums of weights in int32 and scales in float32.
+    """
+    return (3 if kind == "int8" else 1) * PANEL
+
+
+def panel_columns(gated: bool) -> int:
+    """Return how many features of the output a panel gives."""
+    return PANEL // 2 if gated else PANEL
+
+
+def write_linear(plan: Plan) -> str:
+    """Return the LLVM IR module of ``linear(x, packed, out, scratch, m, k, n)``.
+
+    ``n`` counts the features of ``out``. ``scratch`` holds the rounded values of a block, whole vectors of 16
+    words per row; in int8 then the scales of all rows, then their zero points.
+    """
+    return module(_round(plan), _tile("tile", plan), _linear(plan))
+
+
+def write_feed_forward(plan: Plan) -> str:
+    """Return the LLVM IR module of ``feed_forward(x, up, down, out, scratch, m, k, h, n)``.
+
+    The first layer has ``k`` features in and ``h`` out, with activation and gate, the second ``h`` and ``n``.
+    ``scratch`` holds the hidden numbers of a block of rows, ``h`` float32 per row; then what `write_linear`
+    says, for the longer of both inputs.
+    """
+    tiles = _tile("up", plan), _tile("down", Plan(plan.kind, "none", False, plan.native))
+    return module(_round(plan), *tiles, _feed_forward(plan))
+
+
+class _Block:
+    """Writes the steps of a block of rows, whose rounded values stay in the cache.
+
+    Args:
+        f: The function.
+        kind: What rows are rounded to.
+        scratch: Scratch memory, see `write_linear`.
+        longest: Numbers in a row, at most.
+    """
+
+    def __init__(self, f: Function, kind: Kind, scratch: Array, longest: Value) -> None:
+        self.f, self.kind, self.scratch, self.unit = f, kind, scratch, per_word(kind)
+        self.width = (self.words(longest) + (LANES - 1) & -LANES) * 4
+        self.scales = scratch.at(self.width * BLOCK).cast("float", 1)
+        self.zeros = self.scales.at(BLOCK).cast("i32", 1)
+
+    def words(self, k: Value) -> Value:
+        """Return the words of ``k`` numbers."""
+        return ((k + (self.unit - 1)).cast("u64") // self.unit).cast("i64")
+
+    def round(self, x: Array, k: Value, rows: Value) -> None:
+        """Round rows of ``k`` numbers."""
+        with self.f.range(0, rows) as loop:
+            row, q = x.at(loop.i * k), self.scratch.at(loop.i * self.width)
+            scale = [self.scales.at(loop.i), self.zeros.at(loop.i)] if self.kind == "int8" else []
+            self.f.call("round", row, k, q, *scale)
+
+    def multiply(
+        self, tile: str, packed: Array, k: Value, out: Array, n: Value, rows: Value, step: int = PANEL
+    ) -> None:
+        """Multiply the rows with all panels, which give ``step`` features each, by a function `_tile`."""
+        f, words = self.f, self.words(k)
+        panel_size = (words * PANEL + header(self.kind)) * 4
+        with f.range(0, n, step) as panels:
+            weights = packed.at(panels.i.cast("u64") // step * panel_size)
+            columns = n - panels.i
+            with f.range(0, rows, TILE_ROWS) as tiles:
+                q, tile_rows = self.scratch.at(tiles.i * self.width), rows - tiles.i
+                scale, zero = self.scales.at(tiles.i), self.zeros.at(tiles.i)
+                target = out.at(tiles.i * n + panels.i)
+                f.call(tile, q, self.width, scale, zero, weights, words, target, n, tile_rows, columns)
+
+
+def _linear(plan: Plan) -> Function:
+    """Round each block of rows, then multiply it with all panels."""
+    x_kind, out_kind = ("u16*" if half else "float*" for half in (plan.reads_half, plan.writes_half))
+    pointers = {"x": x_kind, "packed": "u8*", "out": out_kind, "scratch": "u8*"}
+    f = Function("linear", public=True, align=1, **pointers, **dict.fromkeys("mkn", "i64"))
+    x, packed, out, scratch, m, k, n = f.parameters
+    block = _Block(f, plan.kind, scratch, k)
+    with f.range(0, m, BLOCK) as blocks:
+        rows = f.minimum(m - blocks.i, BLOCK)
+        block.round(x.at(blocks.i * k), k, rows)
+        block.multiply("tile", packed, k, out.at(blocks.i * n), n, rows, panel_columns(plan.gated))
+    return f
+
+
+def _feed_forward(plan: Plan) -> Function:
+    """Pass each block of rows through both layers."""
+    pointers = {"x": "float*", "up": "u8*", "down": "u8*", "out": "float*", "scratch": "u8*"}
+    f = Function("feed_forward", public=True, align=1, **pointers, **dict.fromkeys("mkhn", "i64"))
+    x, up, down, out, scratch, m, k, h, n = f.parameters
+    hidden = scratch.cast("float", 1)
+    block = _Block(f, plan.kind, scratch.at(h * (4 * BLOCK)), f.maximum(k, h))
+    with f.range(0, m, BLOCK) as blocks:
+        rows = f.minimum(m - blocks.i, BLOCK)
+        block.round(x.at(blocks.i * k), k, rows)
+        block.multiply("up", up, k, hidden, h, rows, panel_columns(plan.gated))
+        block.round(hidden, h, rows)
+        block.multiply("down", down, h, out.at(blocks.i * n), n, rows)
+    return f
+
+
+def _round(plan: Plan) -> Function:
+    """Return the function ``round`` of a row."""
+    x = "u16*" if plan.reads_half else "float*"
+    return _quantize(x) if plan.kind == "int8" else _halve(x)
+
+
+def _halve(x_kind: str) -> Function:
+    """Round a row to bfloat16; zeros fill up its last vector."""
+    f = Function("round", align=1, x=x_kind, k="i64", q="u8*")
+    x, k, q = f.parameters
+    whole = k & -4 * LANES
+    for start, stop, vectors in ((0, whole, 4), (whole, k, 1)):
+        with f.range(start, stop, vectors * LANES) as loop:
+            for j, numbers in enumerate(_load_row(f, x, k, loop.i, vectors)):
+                target = q.at(2 * (loop.i + LANES * j)).cast("bfloat", 1)
+                target.vectors(LANES)[0] = numbers.to("bfloat")
+    return f
+
+
+def _quantize(x_kind: str) -> Function:
+    """Quantise a row: ``q = min(round(x / scale) + zero, 255)``. NaN or infinity make the scale NaN."""
+    f = Function("round", align=1, x=x_kind, k="i64", q="u8*", scale="float*", zero="i32*")
+    x, k, q, scale, zero = f.parameters
+
+    # smallest and largest number; `invalid` becomes NaN if a number is NaN or infinite
+    low = high = invalid = nothing = f.constant(_FLOATS, 0)
+    whole = k & -4 * LANES
+    for start, stop, vectors in ((0, whole, 4), (whole, k, 1)):
+        with f.range(start, stop, vectors * LANES, low=low, high=high, invalid=invalid) as loop:
+            product = nothing
+            for numbers in _load_row(f, x, k, loop.i, vectors):
+                loop.low, loop.high = f.minimum(numbers, loop.low), f.maximum(numbers, loop.high)
+                product = f.fmuladd(numbers, nothing, product)  # 0, or NaN
+            loop.invalid += product
+        low, high, invalid = loop.low, loop.high, loop.invalid
+    smallest = f.intrinsic("vector.reduce.fmin", "float", low, flags="nnan")
+    largest = f.intrinsic("vector.reduce.fmax", "float", high, flags="nnan")
+    zero_float = f.constant("float", 0)
+    invalid = f.intrinsic("vector.reduce.fadd", "float", zero_float, invalid, flags="reassoc")
+
+    # scale and zero point
+    span = (largest - smallest) + invalid
+    inverse = f.where(span > _NO_SPAN, 255.0 / span, 0.0)
+    bits = (-smallest * inverse + _ROUND).cast("i32")
+    zero[0] = bits - _ROUND_BITS
+    scale[0] = span / 255.0
+    factor = inverse.broadcast(LANES)
+    offset = (bits - (2 * _ROUND_BITS - 2**32)).broadcast(LANES)
+
+    # quantised numbers
+    whole = k & -4 * LANES
+    for start, stop, vectors in ((0, whole, 4), (whole, k, 1)):
+        with f.range(start, stop, vectors * LANES) as loop:
+            for j, numbers in enumerate(_load_row(f, x, k, loop.i, vectors)):
+                level = (numbers * factor + _ROUND).cast(_INTS) + offset
+                level = f.where(level > 255, 255, level)
+                q.at(loop.i).vectors(LANES)[LANES * j] = level.to("u8")
+    return f
+
+
+def _load_row(f: Function, x: Array, k: Value, i: Value, vectors: int) -> list[Value]:
+    """Load 4 vectors of the row from column ``i``, or one vector with zeros after the end of the row."""
+    start = x.at(i)
+    if vectors > 1:
+        return [load_floats(start.at(LANES * j), LANES) for j in range(vectors)]
+    mask = _columns_below(f, 0, k - i)
+    if x.kind == "float":
+        return [f.masked_load(start, mask, align=4)]
+    return [(f.masked_load(start, mask, align=2).to("i32") << 16).cast(_FLOATS)]
+
+
+def _tile(name: str, plan: Plan) -> Function:
+    """Multiply 6 rounded rows with one panel, and store ``rows`` rows and ``columns`` columns.
+
+    The remaining rows and columns of the tile lie beyond the end of ``out``.
+    """
+    pointers: dict[str, Any] = {"scales": "float*", "zeros": "i32*", "panel": "u8*"}
+    numbers: dict[str, Any] = {"n": "i64", "rows": "i64", "columns": "i64"}
+    written = ("u16", 2) if plan.writes_half else ("float", 4)
+    pointers |= {"words": "i64", "out": f"{written[0]}*"}
+    f = Function(name, align=1, q="u8*", width="i64", **pointers, **numbers)
+    q, width, scales, zeros, panel, words, out, n, rows, columns = f.parameters
+    vectors, outputs = range(TILE_VECTORS), range(panel_columns(plan.gated) // LANES)
+    weights = panel.cast("i32", 1).at(header(plan.kind))
+    q_rows = [q.at(width * row).cast("i32", 1) for row in range(TILE_ROWS)]
+
+    # fetch the cache lines of the output meanwhile
+    bytes_of_out = out.cast("u8", 1)
+    targets = [bytes_of_out.at(n * (written[1] * row)).cast(written[0], 1) for row in range(TILE_ROWS)]
+    for target in targets:
+        for j in outputs:
+            f.prefetch(target.at(LANES * j), write=True)
+
+    # sums of products, a word along k in each step
+    nothing = f.constant(_INTS if plan.kind == "int8" else _FLOATS, 0)
+    with f.range(0, words, sums=[nothing] * (TILE_ROWS * TILE_VECTORS)) as loop:
+        step_weights = weights.at(loop.i * PANEL).vectors(LANES)
+        w, sums = [step_weights[LANES * j] for j in vectors], []
+        for r, q_row in enumerate(q_rows):
+            u = q_row[loop.i].broadcast(LANES)
+            sums += [_dot(plan, loop.sums[r * TILE_VECTORS + j], u, w[j]) for j in vectors]
+        loop.sums = sums
+
+    # zero points and scales, bias, activation and gate
+    masks = [_columns_below(f, LANES * j, columns) for j in outputs]
+    finish = _finishing(f, plan, panel)
+    for row, target in enumerate(targets):
+        with f.when(rows > row):
+            results = finish(loop.sums[row * TILE_VECTORS :][:TILE_VECTORS], scales.at(row), zeros.at(row))
+            for j in outputs:
+                y = ACTIVATIONS[plan.activation](f, results[j])
+                y = y * results[j + len(outputs)] if plan.gated else y
+                if plan.writes_half:
+                    store_floats(target.at(LANES * j), y, rounds="avx512bf16" in cpu_features())
+                else:
+                    f.masked_store(target.at(LANES * j), y, masks[j], align=4)
+    return f
+
+
+def _finishing(f: Function, plan: Plan, panel: Array) -> Callable[[list[Value], Array, Array], list[Value]]:
+    """Read the header of a panel; return what makes results of the sums, scale and zero point of a row."""
+    vectors = range(TILE_VECTORS)
+    floats = panel.cast("float", 1).vectors(LANES)
+    biases = [floats[header(plan.kind) - PANEL + LANES * j] for j in vectors]
+    if plan.kind == "bfloat16":
+        return lambda sums, scale, zero: [sums[j] + biases[j] for j in vectors]
+    w_sums = [panel.cast("i32", 1).vectors(LANES)[LANES * j] for j in vectors]
+    w_scales = [floats[PANEL + LANES * j] for j in vectors]
+
+    def finish(sums: list[Value], scale: Array, zero: Array) -> list[Value]:
+        row_scale, row_zero = scale[0].broadcast(LANES), zero[0].broadcast(LANES)
+        totals = [sums[j] - row_zero * w_sums[j] for j in vectors]
+        return [f.fmuladd(totals[j].to("float"), row_scale * w_scales[j], biases[j]) for j in vectors]
+
+    return finish
+
+
+def _dot(plan: Plan, total: Value, a: Value, b: Value) -> Value:
+    """Return ``total`` plus the dot product of the numbers in each word of ``a`` and ``b``."""
+    if plan.kind == "int8":
+        return dot_bytes(total, a, b, plan.native)
+    if plan.native:
+        return multiply_add_words(total, a, b, bfloat16=True)
+    for half in (lambda x: x << 16, lambda x: x & -0x10000):
+        total = total.code.fmuladd(half(a).cast(_FLOATS), half(b).cast(_FLOATS), total)
+    return total
+
+
+def _gelu(f: Function, x: Value) -> Value:
+    """Compute GELU, ``x * Phi(x)``, with the polynomial ``_GELU`` for Phi."""
+
+    def constant(value: float) -> Value:
+        return f.constant(_FLOATS, value)
+
+    inside = f.maximum(f.minimum(x, _GELU_EDGE), -_GELU_EDGE)
+    t = f.fmuladd(inside, inside, constant(-_GELU_CENTRE))
+    p, *rest = map(constant, reversed(_GELU))
+    for coefficient in rest:
+        p = f.fmuladd(p, t, coefficient)
+    return x * f.fmuladd(p, inside, constant(0.5))
+
+
+def _silu(f: Function, x: Value) -> Value:
+    """Compute SiLU, ``x / (1 + exp(-x))``."""
+    return _weighted(f, x, x)
+
+
+def _gelu_tanh(f: Function, x: Value) -> Value:
+    """Compute the GELU with tanh: ``x / (1 + exp(-2 z))`` of ``z = sqrt(2 / pi) (x + 0.044715 x^3)``."""
+    twice = 2 * (2 / math.pi) ** 0.5
+    cubic, linear = (f.constant(_FLOATS, twice * factor) for factor in (0.044715, 1))
+    return _weighted(f, x, x * f.fmuladd(x * x, cubic, linear))
+
+
+def _weighted(f: Function, x: Value, z: Value) -> Value:
+    """Compute ``x / (1 + exp(-z))``; the exponential is ``2^whole * 2^part``, the latter a polynomial."""
+    inside = f.maximum(f.minimum(z, _EXP_EDGE), -_EXP_EDGE)
+    power = inside * -math.log2(math.e)
+    rounded = power + _ROUND
+    part = power - (rounded - _ROUND)
+    p, *rest = (f.constant(_FLOATS, value) for value in reversed(_EXP2))
+    for coefficient in rest:
+        p = f.fmuladd(p, part, coefficient)
+    whole = (rounded.cast(_INTS) - (_ROUND_BITS - 127)) << 23
+    weighted = x / f.fmuladd(p, whole.cast(_FLOATS), f.constant(_FLOATS, 1))
+    return f.where(z < -_EXP_EDGE, 0, weighted)
+
+
+ACTIVATIONS: dict[str, Callable[[Function, Value], Value]] = {
+    "none": lambda f, x: x,
+    "gelu": _gelu,
+    "gelu_tanh": _gelu_tanh,
+    "silu": _silu,
+}
+
+
+def _columns_below(f: Function, first: int, end: Value) -> Value:
+    """Return which of the numbers ``first``, ``first`` + 1, ..., one per lane, are below ``end``."""
+    last = end.to("i32").broadcast(LANES)
+    return f.constants("i32", range(first, first + LANES)) < last
