@@ -137,7 +137,7 @@ def test_openvino_is_beaten_at_no_worse_a_cosine(
     vectors = {"int8": cosine, openvino.PEER: 1.0}
     monkeypatch.setattr(openvino, "load", lambda kind, query: lambda texts: np.full((2, 1), vectors[kind]))
     monkeypatch.setattr(openvino, "encode", lambda engine, texts, size: np.full((2, 1), 0.9))
-    monkeypatch.setattr(openvino, "interleave", lambda runs: {name: [1.0] for name in runs})
+    monkeypatch.setattr(openvino, "interleave", lambda runs, _: {name: [1.0] for name in runs})
     monkeypatch.setattr(openvino, "ratio", lambda seconds, one, other: 1.0 if one == other else speed)
     peer, ours = openvino.measure("queries", ["a", "b"], True, {"int8": None})
     assert (peer["contender"], peer["met"], peer["batch"] in openvino.BATCHES) == ("OpenVINO int8", "", True)

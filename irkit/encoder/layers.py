@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from irkit_kernels.gated_product import fits_gated_product, gated_product
 from irkit_kernels.packed_linear import ACTIVATIONS as FUSED_ACTIVATIONS
-from irkit_kernels.packed_linear import Kind, PackedLinear, has_fast, packed_feed_forward
+from irkit_kernels.packed_linear import Kind, PackedLinear, has_fast, packed_add_norm, packed_feed_forward
 from irkit_kernels.ragged_pool import pooled_lengths, ragged_pool
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -184,6 +184,9 @@ class Layer(nn.Module):
         """
         location = self.config.norm_location
         x = F.pad(x, (0, self.added)) if self.added else x
+        if location == "post" and self.quantized and self._in_one_pass(x):
+            x = packed_add_norm(attended, [self.out], x, cast(nn.LayerNorm, self.attention_norm))
+            return packed_add_norm(x, [self.up, self.down], x, cast(nn.LayerNorm, self.mlp_norm))
         fresh = apply_linear(self.out, attended)
         fresh = self.attention_out_norm(fresh) if location == "both" else fresh
         if location == "post":
@@ -193,6 +196,17 @@ class Layer(nn.Module):
         fresh = self._feed_forward(normed)
         fresh = self.mlp_out_norm(fresh) if location == "both" else fresh
         return plus(x, self.dropout(fresh))
+
+    def _in_one_pass(self, x: Tensor) -> bool:
+        """Tell whether the packed linear maps may take in what follows them: residual sums and norms."""
+        parts = self.out, self.up, self.down, self.attention_norm, self.mlp_norm
+        norms = [norm for norm in parts[3:] if isinstance(norm, nn.LayerNorm) and norm.bias is not None]
+        return (
+            self.activation is None
+            and len(norms) == 2
+            and all(part.dtype == torch.float32 for part in (x, *(norm.weight for norm in norms)))
+            and not (self.training or torch.is_grad_enabled() or any(map(is_hooked, parts)))
+        )
 
     def _attend(self, queries: Tensor, keys: Tensor, query_context: Context, key_context: Context) -> Tensor:
         """Project hidden states to queries, keys and values, and compute attention.

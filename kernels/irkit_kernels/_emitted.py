@@ -117,11 +117,19 @@ def _packed_linear() -> Iterator[tuple[str, Callable[[], str]]]:
     cpus = [("int8", cpu) for cpu in _BYTES] + [("bfloat16", f"bf16={native}") for native in _FLAGS]
     for kind, cpu in cpus:
         with compiling_for(_BYTES.get(cpu, Target(frozenset()))):
+            native = cpu in ("vnni=True", "bf16=True")
             for activation, gated in product(LINEAR_ACTIVATIONS, _FLAGS):
-                plan = LinearPlan(kind, activation, gated, native=cpu in ("vnni=True", "bf16=True"))
+                plan = LinearPlan(kind, activation, gated, native)
                 name = f"{kind}, {activation}, gated={gated}, {cpu}"
                 yield f"packed_linear({name})", partial(write_linear, plan)
                 yield f"packed_linear.feed_forward({name})", partial(write_feed_forward, plan)
+            for halves in product(_FLAGS, _FLAGS):
+                plan = LinearPlan(kind, "none", False, native, *halves)
+                name = "{}, reads_half={}, writes_half={}, {}".format(kind, *halves, cpu)
+                yield f"packed_linear({name})", partial(write_linear, plan)
+            plan = LinearPlan(kind, "gelu", False, native, normed=True)
+            yield f"packed_linear({kind}, normed=True, {cpu})", partial(write_linear, plan)
+            yield f"packed_linear.feed_forward({kind}, normed=True, {cpu})", partial(write_feed_forward, plan)
 
 
 def _dense_scan() -> Iterator[tuple[str, Callable[[], str]]]:

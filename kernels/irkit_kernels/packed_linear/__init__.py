@@ -6,6 +6,7 @@ from .op import (
     PackedLinear,
     has_fast,
     pack_weight,
+    packed_add_norm,
     packed_feed_forward,
     packed_linear,
 )
@@ -16,6 +17,7 @@ __all__ = [
     "PackedLinear",
     "has_fast",
     "pack_weight",
+    "packed_add_norm",
     "packed_feed_forward",
     "packed_linear",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,7 +26,17 @@ from .cpu_tile import (
     write_linear,
 )
 
-__all__ = ["MAX_K", "STORED", "feed_forward", "has_dot", "kind_of", "linear", "pack", "packed_shape"]
+__all__ = [
+    "MAX_K",
+    "STORED",
+    "AddedNorm",
+    "feed_forward",
+    "has_dot",
+    "kind_of",
+    "linear",
+    "pack",
+    "packed_shape",
+]
 
 MAX_K = (2**31 - 1) // (255 * 127)  # the int32 sums of more products could overflow
 STORED: dict[Kind, torch.dtype] = {"int8": torch.uint8, "bfloat16": torch.int16}
@@ -89,22 +100,60 @@ def pack(weight: np.ndarray, scale: np.ndarray | None, bias: np.ndarray | None, 
     return stored.reshape(packed_shape(n, k, gated, kind))
 
 
-def linear(x: Tensor, packed: Tensor, out: Tensor, activation: str, gated: bool, kind: Kind) -> None:
+class AddedNorm(NamedTuple):
+    """What is added to the results of layers, and the LayerNorm of the sums.
+
+    Attributes:
+        added: ``(m, n)`` contiguous float32.
+        scale: ``(n,)`` float32.
+        shift: ``(n,)`` float32.
+        eps: Added to the variance.
+    """
+
+    added: Tensor
+    scale: Tensor
+    shift: Tensor
+    eps: float
+
+    def pointers(self, start: int) -> tuple[int, int, int]:
+        """Return the addresses from row ``start`` on."""
+        added = self.added.data_ptr() + 4 * self.added.shape[1] * start
+        return added, self.scale.data_ptr(), self.shift.data_ptr()
+
+
+def linear(
+    x: Tensor,
+    packed: Tensor,
+    out: Tensor,
+    activation: str,
+    gated: bool,
+    kind: Kind,
+    norm: AddedNorm | None = None,
+) -> None:
     """Compute ``out (m, n)`` from ``x (m, k)``, both contiguous, float32 or bfloat16."""
     (m, k), n = x.shape, out.shape[1]
     halves = [rows.dtype == torch.bfloat16 for rows in (x, out)]
-    kernel = _compiled_linear(Plan(kind, activation, gated, has_dot(kind), *halves))
+    kernel = _compiled_linear(Plan(kind, activation, gated, has_dot(kind), *halves, norm is not None))
 
     def run(start: int, stop: int) -> None:
         scratch = torch.empty(_scratch_size(k, kind), dtype=torch.uint8, device="cpu")
         rows, results = (each.data_ptr() + each.shape[1] * each.itemsize * start for each in (x, out))
-        kernel(rows, packed.data_ptr(), results, scratch.data_ptr(), stop - start, k, n)
+        added, eps = norm.pointers(start) if norm else (0, 0, 0), norm.eps if norm else 0.0
+        kernel(rows, packed.data_ptr(), results, scratch.data_ptr(), *added, stop - start, k, n, eps)
 
     _share(run, m, m * k * (2 * n if gated else n))
 
 
 def feed_forward(
-    x: Tensor, up: Tensor, down: Tensor, hidden: int, out: Tensor, activation: str, gated: bool, kind: Kind
+    x: Tensor,
+    up: Tensor,
+    down: Tensor,
+    hidden: int,
+    out: Tensor,
+    activation: str,
+    gated: bool,
+    kind: Kind,
+    norm: AddedNorm | None = None,
 ) -> None:
     """Compute ``out (m, n)`` from ``x (m, k)``, both contiguous float32, by two layers.
 
@@ -117,16 +166,18 @@ def feed_forward(
         activation: That of the first.
         gated: Whether the first is gated.
         kind: Of both weights.
+        norm: What is added to the result, and its LayerNorm.
     """
     (m, k), n = x.shape, out.shape[1]
-    kernel = _compiled_feed_forward(Plan(kind, activation, gated, has_dot(kind)))
+    kernel = _compiled_feed_forward(Plan(kind, activation, gated, has_dot(kind), normed=norm is not None))
 
     def run(start: int, stop: int) -> None:
         size = 4 * BLOCK * hidden + _scratch_size(max(k, hidden), kind)
         scratch = torch.empty(size, dtype=torch.uint8, device="cpu")
         rows, results = x.data_ptr() + 4 * k * start, out.data_ptr() + 4 * n * start
-        weights = up.data_ptr(), down.data_ptr()
-        kernel(rows, *weights, results, scratch.data_ptr(), stop - start, k, hidden, n)
+        weights, eps = (up.data_ptr(), down.data_ptr()), norm.eps if norm else 0.0
+        added = norm.pointers(start) if norm else (0, 0, 0)
+        kernel(rows, *weights, results, scratch.data_ptr(), *added, stop - start, k, hidden, n, eps)
 
     _share(run, m, m * hidden * ((2 * k if gated else k) + n))
 
@@ -143,11 +194,11 @@ def _share(run: Callable[[int, int], None], rows: int, work: int) -> None:
 
 @compiled_once
 def _compiled_linear(plan: Plan) -> Callable[..., None]:
-    pointers, numbers = [ctypes.c_void_p] * 4, [ctypes.c_int64] * 3
-    return compile_ir(write_linear(plan), "linear", [*pointers, *numbers])
+    pointers, numbers = [ctypes.c_void_p] * 7, [ctypes.c_int64] * 3
+    return compile_ir(write_linear(plan), "linear", [*pointers, *numbers, ctypes.c_float])
 
 
 @compiled_once
 def _compiled_feed_forward(plan: Plan) -> Callable[..., None]:
-    pointers, numbers = [ctypes.c_void_p] * 5, [ctypes.c_int64] * 4
-    return compile_ir(write_feed_forward(plan), "feed_forward", [*pointers, *numbers])
+    pointers, numbers = [ctypes.c_void_p] * 8, [ctypes.c_int64] * 4
+    return compile_ir(write_feed_forward(plan), "feed_forward", [*pointers, *numbers, ctypes.c_float])

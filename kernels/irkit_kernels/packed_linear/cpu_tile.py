@@ -14,13 +14,14 @@ maths.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from .._jit import cpu_features
 from .._simd import dot_bytes, load_floats, multiply_add_words, store_floats
 from .._typed import Array, Function, Value, module, vector
+from ..row_norm.cpu_rows import norm_of_rows
 
 __all__ = [
     "ACTIVATIONS",
@@ -45,6 +46,7 @@ TILE_VECTORS = 4  # 6 x 4 accumulators, 4 vectors of weights and one of x fit th
 PANEL = TILE_VECTORS * LANES
 BLOCK = 8 * TILE_ROWS  # rows rounded together, so that a panel is fetched once for 8 tiles
 
+_NORM = dict.fromkeys(("added", "scale", "shift"), "float*")
 _INTS, _FLOATS = vector(LANES, "i32"), vector(LANES, "float")
 _NO_SPAN = 1e-30  # a row with a smaller span counts as zeros, because the reciprocal could overflow
 _ROUND = 1.5 * 2**23  # adding it rounds a float32 to an integer, which is in the low bits of the sum
@@ -87,6 +89,7 @@ class Plan:
         native: Use the CPU's dot product instruction.
         reads_half: ``x`` is bfloat16, else float32.
         writes_half: ``out`` is bfloat16, else float32; ``n`` is a multiple of `panel_columns` then.
+        normed: ``added`` is added to the result, and the rows are normalised by LayerNorm.
     """
 
     kind: Kind
@@ -95,6 +98,7 @@ class Plan:
     native: bool
     reads_half: bool = False
     writes_half: bool = False
+    normed: bool = False
 
 
 def per_word(kind: Kind) -> int:
@@ -116,23 +120,28 @@ def panel_columns(gated: bool) -> int:
 
 
 def write_linear(plan: Plan) -> str:
-    """Return the LLVM IR module of ``linear(x, packed, out, scratch, m, k, n)``.
+    """Return the LLVM IR module of ``linear(x, packed, out, scratch, added, scale, shift, m, k, n, eps)``.
 
     ``n`` counts the features of ``out``. ``scratch`` holds the rounded values of a block, whole vectors of 16
-    words per row; in int8 then the scales of all rows, then their zero points.
+    words per row; in int8 then the scales of all rows, then their zero points. ``added``, ``scale`` and
+    ``shift`` are for `Plan.normed`.
     """
-    return module(_round(plan), _tile("tile", plan), _linear(plan))
+    return module(_round(plan), _tile("tile", plan), *_norm(plan), _linear(plan))
 
 
 def write_feed_forward(plan: Plan) -> str:
-    """Return the LLVM IR module of ``feed_forward(x, up, down, out, scratch, m, k, h, n)``.
+    """Return the LLVM IR module of ``feed_forward``, see `_feed_forward` for its parameters.
 
     The first layer has ``k`` features in and ``h`` out, with activation and gate, the second ``h`` and ``n``.
     ``scratch`` holds the hidden numbers of a block of rows, ``h`` float32 per row; then what `write_linear`
     says, for the longer of both inputs.
     """
     tiles = _tile("up", plan), _tile("down", Plan(plan.kind, "none", False, plan.native))
-    return module(_round(plan), *tiles, _feed_forward(plan))
+    return module(_round(plan), *tiles, *_norm(plan), _feed_forward(plan))
+
+
+def _norm(plan: Plan) -> tuple[Function, ...]:
+    return (norm_of_rows(rms=False, add=True, weight=True, bias=True),) if plan.normed else ()
 
 
 class _Block:
@@ -182,21 +191,26 @@ def _linear(plan: Plan) -> Function:
     """Round each block of rows, then multiply it with all panels."""
     x_kind, out_kind = ("u16*" if half else "float*" for half in (plan.reads_half, plan.writes_half))
     pointers = {"x": x_kind, "packed": "u8*", "out": out_kind, "scratch": "u8*"}
-    f = Function("linear", public=True, align=1, **pointers, **dict.fromkeys("mkn", "i64"))
-    x, packed, out, scratch, m, k, n = f.parameters
+    f = Function(
+        "linear", public=True, align=1, **pointers, **_NORM, **dict.fromkeys("mkn", "i64"), eps="float"
+    )
+    x, packed, out, scratch, *norm, m, k, n, eps = f.parameters
     block = _Block(f, plan.kind, scratch, k)
     with f.range(0, m, BLOCK) as blocks:
         rows = f.minimum(m - blocks.i, BLOCK)
         block.round(x.at(blocks.i * k), k, rows)
         block.multiply("tile", packed, k, out.at(blocks.i * n), n, rows, panel_columns(plan.gated))
+        if plan.normed:
+            _add_norm(f, blocks.i, rows, out, norm, n, eps)
     return f
 
 
 def _feed_forward(plan: Plan) -> Function:
     """Pass each block of rows through both layers."""
     pointers = {"x": "float*", "up": "u8*", "down": "u8*", "out": "float*", "scratch": "u8*"}
-    f = Function("feed_forward", public=True, align=1, **pointers, **dict.fromkeys("mkhn", "i64"))
-    x, up, down, out, scratch, m, k, h, n = f.parameters
+    numbers = dict.fromkeys("mkhn", "i64")
+    f = Function("feed_forward", public=True, align=1, **pointers, **_NORM, **numbers, eps="float")
+    x, up, down, out, scratch, *norm, m, k, h, n, eps = f.parameters
     hidden = scratch.cast("float", 1)
     block = _Block(f, plan.kind, scratch.at(h * (4 * BLOCK)), f.maximum(k, h))
     with f.range(0, m, BLOCK) as blocks:
@@ -205,7 +219,31 @@ def _feed_forward(plan: Plan) -> Function:
         block.multiply("up", up, k, hidden, h, rows, panel_columns(plan.gated))
         block.round(hidden, h, rows)
         block.multiply("down", down, h, out.at(blocks.i * n), n, rows)
+        if plan.normed:
+            _add_norm(f, blocks.i, rows, out, norm, n, eps)
     return f
+
+
+def _add_norm(
+    f: Function, first: Value, rows: Value, out: Array, norm: Sequence[Array], n: Value, eps: Value
+) -> None:
+    """Replace rows of ``out``, from the first on, by the norm of their sums with the rows of ``added``."""
+    added, scale, shift = norm
+    target = out.at(first * n)
+    f.call(
+        "row_norm",
+        added.at(first * n),
+        target,
+        scale,
+        shift,
+        target,
+        rows,
+        1,
+        n,
+        n,
+        eps,
+        f.constant("float", 0),
+    )
 
 
 def _round(plan: Plan) -> Function:

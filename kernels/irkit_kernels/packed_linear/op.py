@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import cast
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
@@ -10,12 +11,16 @@ from torch import Tensor, nn
 from .cpu_tile import Kind
 from .reference import ACTIVATIONS, quantize_weight
 
+if TYPE_CHECKING:
+    from .cpu_kernel import AddedNorm
+
 __all__ = [
     "ACTIVATIONS",
     "Kind",
     "PackedLinear",
     "has_fast",
     "pack_weight",
+    "packed_add_norm",
     "packed_feed_forward",
     "packed_linear",
 ]
@@ -258,20 +263,80 @@ def packed_feed_forward(x: Tensor, up: PackedLinear, down: PackedLinear) -> Tens
         >>> packed_feed_forward(torch.randn(2, 8), up, down).shape
         torch.Size([2, 8])
     """
+    _check_pair("packed_feed_forward", x, up, down)
+    if torch.compiler.is_compiling():
+        return cast(Tensor, down(up(x)))
+    return _two_layers("packed_feed_forward", x, up, down, None)
+
+
+def packed_add_norm(x: Tensor, layers: Sequence[PackedLinear], added: Tensor, norm: nn.LayerNorm) -> Tensor:
+    """Compute ``norm(added + y)``, with y what one layer, or two, make of ``x``, with the same numbers.
+
+    Args:
+        x: ``(..., k)`` float32; for one layer also bfloat16.
+        layers: One layer, or two as `packed_feed_forward` takes them.
+        added: ``(..., n)`` float32.
+        norm: A norm over n features with weight and bias in float32.
+
+    Returns:
+        ``(..., n)`` float32.
+
+    Raises:
+        RuntimeError: An input requires a gradient, which this operation does not compute.
+        TypeError: A tensor has another dtype.
+        ValueError: The shapes do not fit, the norm lacks weight or bias, or a tensor is not on the CPU.
+
+    Examples:
+        >>> layers, norm = [PackedLinear(nn.Linear(8, 3))], nn.LayerNorm(3)
+        >>> with torch.no_grad():
+        ...     packed_add_norm(torch.randn(2, 8), layers, torch.ones(2, 3), norm).shape
+        torch.Size([2, 3])
+    """
+    from .cpu_kernel import AddedNorm, linear
+
+    first, last = layers[0], layers[-1]
+    if len(layers) == 2:
+        _check_pair("packed_add_norm", x, first, last)
+    n, weights = last.out_features, (norm.weight, norm.bias)
+    if any(part is None or part.shape != (n,) for part in weights) or added.shape != (*x.shape[:-1], n):
+        raise ValueError(
+            f"packed_add_norm: got {norm} and added {tuple(added.shape)} for {n} features; expected a "
+            f"LayerNorm over them with weight and bias, and added {(*x.shape[:-1], n)}"
+        )
+    if any(part.dtype != torch.float32 for part in (added, *weights)) or last.half:
+        raise TypeError("packed_add_norm: expected added, norm and the result of the layers in float32")
+    if torch.compiler.is_compiling():
+        return cast(Tensor, norm(added + (last(first(x)) if len(layers) == 2 else last(x))))
+    _check_gradient("packed_add_norm", added)
+    sums = AddedNorm(added.reshape(-1, n).contiguous(), norm.weight.detach(), norm.bias.detach(), norm.eps)
+    if len(layers) == 2:
+        return _two_layers("packed_add_norm", x, first, last, sums)
+    _check_gradient("packed_add_norm", x)
+    rows, kind = _checked("packed_add_norm", x, last.packed, n, last.activation, last.gated)
+    out = rows.new_empty(len(rows), n, dtype=torch.float32)
+    linear(rows, last.packed, out, last.activation, last.gated, kind, sums)
+    return out.view(added.shape)
+
+
+def _check_pair(operation: str, x: Tensor, up: PackedLinear, down: PackedLinear) -> None:
     wanted = up.out_features, "none", False, up.kind
     if (down.in_features, down.activation, down.gated, down.kind) != wanted:
         raise ValueError(
-            f"packed_feed_forward: the second layer is PackedLinear({down.extra_repr()}); expected "
-            f"in_features {up.out_features}, no activation, no gate, and kind={up.kind!r}"
+            f"{operation}: the second layer is PackedLinear({down.extra_repr()}); expected in_features "
+            f"{up.out_features}, no activation, no gate, and kind={up.kind!r}"
         )
-    if torch.compiler.is_compiling():
-        return cast(Tensor, down(up(x)))
+    if x.dtype != torch.float32:
+        raise TypeError(f"{operation}: got x {x.dtype}, expected float32")
+
+
+def _two_layers(
+    operation: str, x: Tensor, up: PackedLinear, down: PackedLinear, norm: AddedNorm | None
+) -> Tensor:
     from .cpu_kernel import feed_forward
 
-    _check_gradient("packed_feed_forward", x)
-    if x.dtype != torch.float32:
-        raise TypeError(f"packed_feed_forward: got x {x.dtype}, expected float32")
-    rows, kind = _checked("packed_feed_forward", x, up.packed, up.out_features, up.activation, up.gated)
+    _check_gradient(operation, x)
+    rows, kind = _checked(operation, x, up.packed, up.out_features, up.activation, up.gated)
     out = x.new_empty(len(rows), down.out_features)
-    feed_forward(rows, up.packed, down.packed, up.out_features, out, up.activation, up.gated, kind)
+    packed = up.packed, down.packed, up.out_features
+    feed_forward(rows, *packed, out, up.activation, up.gated, kind, norm)
     return out.view(*x.shape[:-1], down.out_features)

@@ -24,6 +24,7 @@ from irkit_kernels.packed_linear import (
     PackedLinear,
     has_fast,
     pack_weight,
+    packed_add_norm,
     packed_feed_forward,
     packed_linear,
 )
@@ -34,6 +35,7 @@ from irkit_kernels.packed_linear.reference import (
     quantize_rows,
     quantize_weight,
 )
+from irkit_kernels.row_norm import row_norm
 
 ULP = 2.0**-24  # half the distance of float32 numbers around 1
 
@@ -294,6 +296,46 @@ def test_two_layers_give_the_numbers_of_one_after_the_other(size, hidden, activa
     down = packed(nn.Linear(hidden, n), kind)
     x = torch.randn(5 * m, k)
     assert torch.equal(packed_feed_forward(x, up, down), down(up(x)))
+
+
+@settings(max_examples=30, deadline=None)
+@given(sizes, st.integers(1, 90), st.sampled_from(["int8", "bfloat16"]))
+def test_sums_and_norms_give_the_numbers_of_row_norm(size, hidden, kind):
+    m, k, n, seed = size
+    torch.manual_seed(seed)
+    one, up = packed(nn.Linear(k, n), kind), packed(nn.Linear(k, hidden), kind, activation="gelu")
+    down, norm = packed(nn.Linear(hidden, n), kind), nn.LayerNorm(n, eps=1e-3)
+    x, added = torch.randn(5 * m, k), torch.randn(5 * m, n)
+    with torch.no_grad():
+        norm.weight.normal_()
+        norm.bias.normal_()
+        for layers, y in (([one], one(x)), ([up, down], down(up(x)))):
+            expected = row_norm(added, norm.weight, norm.bias, eps=1e-3, added=y)
+            with forced_threads(2):
+                assert torch.equal(packed_add_norm(x, layers, added, norm), expected)
+        half = packed_add_norm(x.bfloat16(), [one], added, norm)
+        assert torch.equal(half, packed_add_norm(x.bfloat16().float(), [one], added, norm))
+
+
+def test_errors_of_sums_and_norms():
+    layers, x, added = [packed(nn.Linear(8, 6), "int8")], torch.randn(2, 8), torch.randn(2, 6)
+    norm = nn.LayerNorm(6)
+    with torch.no_grad():
+        for bad in (nn.LayerNorm(5), nn.LayerNorm(6, bias=False), nn.LayerNorm(6, elementwise_affine=False)):
+            with pytest.raises(ValueError, match="expected a LayerNorm over them with weight and bias"):
+                packed_add_norm(x, layers, added, bad)
+        with pytest.raises(ValueError, match=r"added \(3, 6\) for 6 features"):
+            packed_add_norm(x, layers, torch.randn(3, 6), norm)
+        for wrong in (added.double(), added.bfloat16()):
+            with pytest.raises(TypeError, match="in float32"):
+                packed_add_norm(x, layers, wrong, norm)
+        wide = [packed(nn.Linear(8, 64), "int8", half=True)]
+        with pytest.raises(TypeError, match="in float32"):
+            packed_add_norm(x, wide, torch.randn(2, 64), nn.LayerNorm(64))
+        with pytest.raises(ValueError, match="packed_add_norm: the second layer"):
+            packed_add_norm(x, layers * 2, added, norm)
+    with pytest.raises(RuntimeError, match="packed_add_norm: has no gradient"):
+        packed_add_norm(x, layers, added.requires_grad_(), norm)
 
 
 def test_two_layers_share_rows_among_threads_and_compile():

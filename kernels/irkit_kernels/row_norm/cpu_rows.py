@@ -18,7 +18,7 @@ from .._jit import compile_ir, compiled_once
 from .._threads import share, threads_for
 from .._typed import Array, Function, Value, module, vector
 
-__all__ = ["normalize", "write_norm"]
+__all__ = ["norm_of_rows", "normalize", "write_norm"]
 
 LANES = 16
 UNROLLED = 4  # vectors of a step: as many sums hide the latency of additions
@@ -59,7 +59,12 @@ def _compiled(rms: bool, add: bool, weight: bool, bias: bool) -> Callable[..., N
 
 
 def write_norm(rms: bool, add: bool, weight: bool, bias: bool) -> str:
-    """Return the module of ``row_norm``, whose parameters are below."""
+    """Return the module of ``row_norm``."""
+    return module(norm_of_rows(rms, add, weight, bias))
+
+
+def norm_of_rows(rms: bool, add: bool, weight: bool, bias: bool) -> Function:
+    """Return the function ``row_norm``, whose parameters are below."""
     arrays: dict[str, Any] = dict.fromkeys(("x", "added", "weights", "biases", "out"), "float*")
     sizes: dict[str, Any] = dict.fromkeys(("n", "heads", "stride", "width"), "i64")
     f = Function("row_norm", public=True, **arrays, **sizes, eps="float", offset="float")
@@ -103,7 +108,7 @@ def write_norm(rms: bool, add: bool, weight: bool, bias: bool) -> str:
                     if bias:
                         y = y + _load(f, biases, i, mask)
                     _store(f, out.at(at), i, y, mask)
-    return module(f)
+    return f
 
 
 def _reduce(f: Function, width: Value, term: Callable[[Value, Value | None], Value]) -> Value:
