@@ -331,7 +331,7 @@ class Layer(nn.Module):
         if apart:
             self.qkv = nn.ModuleList(map(pack, _parts(self.qkv, self.widths)))
         else:
-            self.qkv = pack(self.qkv, half=self._halves())
+            self.qkv = pack(self.qkv, writes_half=self._halves())
         self.out, self.down = pack(self.out), pack(self.down)
         self.quantized = True
 

@@ -132,8 +132,10 @@ def linear(
 ) -> None:
     """Compute ``out (m, n)`` from ``x (m, k)``, both contiguous, float32 or bfloat16."""
     (m, k), n = x.shape, out.shape[1]
-    halves = [rows.dtype == torch.bfloat16 for rows in (x, out)]
-    kernel = _compiled_linear(Plan(kind, activation, gated, has_dot(kind), *halves, norm is not None))
+    reads_half, writes_half = (rows.dtype == torch.bfloat16 for rows in (x, out))
+    kernel = _compiled_linear(
+        Plan(kind, activation, gated, has_dot(kind), reads_half, writes_half, norm is not None)
+    )
 
     def run(start: int, stop: int) -> None:
         scratch = torch.empty(_scratch_size(k, kind), dtype=torch.uint8, device="cpu")

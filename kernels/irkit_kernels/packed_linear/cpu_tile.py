@@ -390,7 +390,8 @@ def _dot(plan: Plan, total: Value, a: Value, b: Value) -> Value:
     if plan.native:
         return multiply_add_words(total, a, b, bfloat16=True)
     for half in (lambda x: x << 16, lambda x: x & -0x10000):
-        total = total.code.fmuladd(half(a).cast(_FLOATS), half(b).cast(_FLOATS), total)
+        factors = half(a).cast(_FLOATS), half(b).cast(_FLOATS)
+        total = total.code.intrinsic("fmuladd", _FLOATS, *factors, total)
     return total
 
 

@@ -222,22 +222,23 @@ class PackedLinear(nn.Module):
         activation: str = "none",
         gated: bool = False,
         kind: Kind = "int8",
-        half: bool = False,
+        writes_half: bool = False,
     ) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features // (2 if gated else 1)
-        self.activation, self.gated, self.kind, self.half = activation, gated, kind, half
+        self.activation, self.gated, self.kind = activation, gated, kind
+        self.writes_half = writes_half
         self.register_buffer("packed", pack_weight(linear.weight, linear.bias, gated, kind))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map ``(..., in_features)`` to ``(..., out_features)``, float32 or, if ``half``, bfloat16."""
-        return packed_linear(x, self.packed, self.out_features, self.activation, self.gated, self.half)
+        """Map ``(..., in_features)`` to ``(..., out_features)``, float32 or, if ``writes_half``, bfloat16."""
+        return packed_linear(x, self.packed, self.out_features, self.activation, self.gated, self.writes_half)
 
     def extra_repr(self) -> str:
         """Return the arguments that ``print`` displays."""
         gated = ", gated=True" if self.gated else ""
         sizes = f"{self.in_features}, {self.out_features}"
-        half = ", half=True" if self.half else ""
+        half = ", writes_half=True" if self.writes_half else ""
         return f"{sizes}, activation={self.activation!r}{gated}, kind={self.kind!r}{half}"
 
 
@@ -303,7 +304,7 @@ def packed_add_norm(x: Tensor, layers: Sequence[PackedLinear], added: Tensor, no
             f"packed_add_norm: got {norm} and added {tuple(added.shape)} for {n} features; expected a "
             f"LayerNorm over them with weight and bias, and added {(*x.shape[:-1], n)}"
         )
-    if any(part.dtype != torch.float32 for part in (added, *weights)) or last.half:
+    if any(part.dtype != torch.float32 for part in (added, *weights)) or last.writes_half:
         raise TypeError("packed_add_norm: expected added, norm and the result of the layers in float32")
     if torch.compiler.is_compiling():
         return cast(Tensor, norm(added + (last(first(x)) if len(layers) == 2 else last(x))))

@@ -150,11 +150,11 @@ def test_bfloat16_against_the_definition(size, with_bias, activation, gated, mag
 def test_bfloat16_goes_in_and_comes_out(kind):
     x, layer = random(53, 77, seed=0).bfloat16(), nn.Linear(77, 128)
     with torch.no_grad():
-        whole, half = (packed(layer, kind, half=half)(x) for half in (False, True))
+        whole, half = (packed(layer, kind, writes_half=half)(x) for half in (False, True))
         assert (whole.dtype, half.dtype) == (torch.float32, torch.bfloat16)
         assert torch.equal(half, whole.bfloat16())
         assert torch.equal(whole, packed(layer, kind)(x.float()))
-        assert packed(layer, kind, half=True)(x[:0]).shape == (0, 128)
+        assert packed(layer, kind, writes_half=True)(x[:0]).shape == (0, 128)
 
 
 def test_gelu_on_a_dense_grid():
@@ -329,7 +329,7 @@ def test_errors_of_sums_and_norms():
         for wrong in (added.double(), added.bfloat16()):
             with pytest.raises(TypeError, match="in float32"):
                 packed_add_norm(x, layers, wrong, norm)
-        wide = [packed(nn.Linear(8, 64), "int8", half=True)]
+        wide = [packed(nn.Linear(8, 64), "int8", writes_half=True)]
         with pytest.raises(TypeError, match="in float32"):
             packed_add_norm(x, wide, torch.randn(2, 64), nn.LayerNorm(64))
         with pytest.raises(ValueError, match="packed_add_norm: the second layer"):
