@@ -389,8 +389,8 @@ def _dot(plan: Plan, total: Value, a: Value, b: Value) -> Value:
         return dot_bytes(total, a, b, plan.native)
     if plan.native:
         return multiply_add_words(total, a, b, bfloat16=True)
-    for half in (lambda x: x << 16, lambda x: x & -0x10000):
-        factors = half(a).cast(_FLOATS), half(b).cast(_FLOATS)
+    high = [(word & -0x10000).cast(_FLOATS) for word in (a, b)]
+    for factors in ([(word << 16).cast(_FLOATS) for word in (a, b)], high):
         total = total.code.intrinsic("fmuladd", _FLOATS, *factors, total)
     return total
 
