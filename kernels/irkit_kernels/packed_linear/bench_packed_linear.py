@@ -1,4 +1,4 @@
-"""Compare the speed of the int8 linear layer with torch's float32, bfloat16 and bare int8 products."""
+"""Compare the speed of packed linear layers with torch's float32, bfloat16 and bare int8 products."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from irkit_kernels.packed_linear import pack_weight, packed_linear
-from irkit_kernels.packed_linear.reference import int8_reference, quantize_weight
+from irkit_kernels.packed_linear.reference import bfloat16_reference, int8_reference, quantize_weight
 
 __all__ = ["run"]
 
@@ -38,9 +38,11 @@ def _measure(m: int, k: int, n: int, rounds: int) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(m + k + n)
     x, weight, bias = (torch.randn(*shape, generator=generator) for shape in ((m, k), (n, k), (n,)))
     packed, (q, scale) = pack_weight(weight, bias), quantize_weight(weight)
-    expected = int8_reference(x, q, scale, bias)
-    if (packed_linear(x, packed, n) - expected).abs().max() > 2**-22 * expected.abs().max():
-        raise RuntimeError(f"packed_linear differs from its reference at m={m}, k={k}, n={n}")
+    packed_half = pack_weight(weight, bias, kind="bfloat16")
+    exact = int8_reference(x, q, scale, bias), bfloat16_reference(x, weight, bias)
+    for weights, expected, error in zip((packed, packed_half), exact, (2**-22, 2**-18), strict=True):
+        if (packed_linear(x, weights, n) - expected).abs().max() > error * expected.abs().max():
+            raise RuntimeError(f"packed_linear differs from its reference at m={m}, k={k}, n={n}")
     half = [tensor.bfloat16() for tensor in (x, weight, bias)]
     x_int = torch.randint(-127, 128, (m, k), generator=generator, dtype=torch.int8)
     ways: dict[str, Callable[[], Tensor]] = {
@@ -49,6 +51,7 @@ def _measure(m: int, k: int, n: int, rounds: int) -> dict[str, Any]:
         "int8 product": lambda: torch._int_mm(x_int, q.T),
         "int8": lambda: packed_linear(x, packed, n),
         "int8 gelu": lambda: packed_linear(x, packed, n, "gelu"),
+        "packed bfloat16": lambda: packed_linear(x, packed_half, n),
     }
     times: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(rounds):
