@@ -13,15 +13,15 @@ maths.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from .._jit import cpu_features
 from .._simd import dot_bytes, load_floats, multiply_add_words, store_floats
-from .._typed import Array, Function, Value, module, vector
+from .._typed import Array, Function, Value, module
 from ..row_norm.cpu_rows import norm_of_rows
+from .cpu_activations import ACTIVATIONS, FLOATS, INTS, LANES, ROUND, ROUND_BITS
 
 __all__ = [
     "ACTIVATIONS",
@@ -40,42 +40,13 @@ __all__ = [
 
 Kind = Literal["int8", "bfloat16"]
 
-LANES = 16
 TILE_ROWS = 6
 TILE_VECTORS = 4  # 6 x 4 accumulators, 4 vectors of weights and one of x fit the 32 registers of AVX-512
 PANEL = TILE_VECTORS * LANES
 BLOCK = 8 * TILE_ROWS  # rows rounded together, so that a panel is fetched once for 8 tiles
 
 _NORM = dict.fromkeys(("added", "scale", "shift"), "float*")
-_INTS, _FLOATS = vector(LANES, "i32"), vector(LANES, "float")
 _NO_SPAN = 1e-30  # a row with a smaller span counts as zeros, because the reciprocal could overflow
-_ROUND = 1.5 * 2**23  # adding it rounds a float32 to an integer, which is in the low bits of the sum
-_ROUND_BITS = 0x4B400000  # the bits of _ROUND
-# Phi(x) - 1/2 = x P(x^2 - 9.5) for |x| <= 4.375, exactly 1/2 at the edge and beyond. P is the polynomial of
-# degree 8 with the smallest maximum error in GELU, 2.7e-5.
-_GELU_EDGE, _GELU_CENTRE = 4.375, 9.5
-_GELU = (
-    1.618856368e-01,
-    -8.337188622e-03,
-    6.140283337e-04,
-    -4.654408068e-05,
-    3.239048329e-06,
-    -2.000492436e-07,
-    1.428165134e-08,
-    -1.070439963e-09,
-    3.900591874e-11,
-)
-
-_EXP_EDGE = 87.0  # beyond it exp overflows or vanishes in float32
-# 2^x for |x| <= 1/2, with a relative error of at most 7.5e-08
-_EXP2 = (
-    1.000000072e00,
-    6.931469670e-01,
-    2.402211973e-01,
-    5.550713317e-02,
-    9.675541221e-03,
-    1.327645784e-03,
-)
 
 
 @dataclass(frozen=True)
@@ -271,7 +242,7 @@ def _quantize(x_kind: str) -> Function:
     x, k, q, scale, zero = f.parameters
 
     # smallest and largest number; `invalid` becomes NaN if a number is NaN or infinite
-    low = high = invalid = nothing = f.constant(_FLOATS, 0)
+    low = high = invalid = nothing = f.constant(FLOATS, 0)
     whole = k & -4 * LANES
     for start, stop, vectors in ((0, whole, 4), (whole, k, 1)):
         with f.range(start, stop, vectors * LANES, low=low, high=high, invalid=invalid) as loop:
@@ -289,18 +260,18 @@ def _quantize(x_kind: str) -> Function:
     # scale and zero point
     span = (largest - smallest) + invalid
     inverse = f.where(span > _NO_SPAN, 255.0 / span, 0.0)
-    bits = (-smallest * inverse + _ROUND).cast("i32")
-    zero[0] = bits - _ROUND_BITS
+    bits = (-smallest * inverse + ROUND).cast("i32")
+    zero[0] = bits - ROUND_BITS
     scale[0] = span / 255.0
     factor = inverse.broadcast(LANES)
-    offset = (bits - (2 * _ROUND_BITS - 2**32)).broadcast(LANES)
+    offset = (bits - (2 * ROUND_BITS - 2**32)).broadcast(LANES)
 
     # quantised numbers
     whole = k & -4 * LANES
     for start, stop, vectors in ((0, whole, 4), (whole, k, 1)):
         with f.range(start, stop, vectors * LANES) as loop:
             for j, numbers in enumerate(_load_row(f, x, k, loop.i, vectors)):
-                level = (numbers * factor + _ROUND).cast(_INTS) + offset
+                level = (numbers * factor + ROUND).cast(INTS) + offset
                 level = f.where(level > 255, 255, level)
                 q.at(loop.i).vectors(LANES)[LANES * j] = level.to("u8")
     return f
@@ -314,7 +285,7 @@ def _load_row(f: Function, x: Array, k: Value, i: Value, vectors: int) -> list[V
     mask = _columns_below(f, 0, k - i)
     if x.kind == "float":
         return [f.masked_load(start, mask, align=4)]
-    return [(f.masked_load(start, mask, align=2).to("i32") << 16).cast(_FLOATS)]
+    return [(f.masked_load(start, mask, align=2).to("i32") << 16).cast(FLOATS)]
 
 
 def _tile(name: str, plan: Plan) -> Function:
@@ -340,7 +311,7 @@ def _tile(name: str, plan: Plan) -> Function:
             f.prefetch(target.at(LANES * j), write=True)
 
     # sums of products, a word along k in each step
-    nothing = f.constant(_INTS if plan.kind == "int8" else _FLOATS, 0)
+    nothing = f.constant(INTS if plan.kind == "int8" else FLOATS, 0)
     with f.range(0, words, sums=[nothing] * (TILE_ROWS * TILE_VECTORS)) as loop:
         step_weights = weights.at(loop.i * PANEL).vectors(LANES)
         w, sums = [step_weights[LANES * j] for j in vectors], []
@@ -389,58 +360,10 @@ def _dot(plan: Plan, total: Value, a: Value, b: Value) -> Value:
         return dot_bytes(total, a, b, plan.native)
     if plan.native:
         return multiply_add_words(total, a, b, bfloat16=True)
-    high = [(word & -0x10000).cast(_FLOATS) for word in (a, b)]
-    for factors in ([(word << 16).cast(_FLOATS) for word in (a, b)], high):
-        total = total.code.intrinsic("fmuladd", _FLOATS, *factors, total)
+    high = [(word & -0x10000).cast(FLOATS) for word in (a, b)]
+    for factors in ([(word << 16).cast(FLOATS) for word in (a, b)], high):
+        total = total.code.intrinsic("fmuladd", FLOATS, *factors, total)
     return total
-
-
-def _gelu(f: Function, x: Value) -> Value:
-    """Compute GELU, ``x * Phi(x)``, with the polynomial ``_GELU`` for Phi."""
-
-    def constant(value: float) -> Value:
-        return f.constant(_FLOATS, value)
-
-    inside = f.maximum(f.minimum(x, _GELU_EDGE), -_GELU_EDGE)
-    t = f.fmuladd(inside, inside, constant(-_GELU_CENTRE))
-    p, *rest = map(constant, reversed(_GELU))
-    for coefficient in rest:
-        p = f.fmuladd(p, t, coefficient)
-    return x * f.fmuladd(p, inside, constant(0.5))
-
-
-def _silu(f: Function, x: Value) -> Value:
-    """Compute SiLU, ``x / (1 + exp(-x))``."""
-    return _weighted(f, x, x)
-
-
-def _gelu_tanh(f: Function, x: Value) -> Value:
-    """Compute the GELU with tanh: ``x / (1 + exp(-2 z))`` of ``z = sqrt(2 / pi) (x + 0.044715 x^3)``."""
-    twice = 2 * (2 / math.pi) ** 0.5
-    cubic, linear = (f.constant(_FLOATS, twice * factor) for factor in (0.044715, 1))
-    return _weighted(f, x, x * f.fmuladd(x * x, cubic, linear))
-
-
-def _weighted(f: Function, x: Value, z: Value) -> Value:
-    """Compute ``x / (1 + exp(-z))``; the exponential is ``2^whole * 2^part``, the latter a polynomial."""
-    inside = f.maximum(f.minimum(z, _EXP_EDGE), -_EXP_EDGE)
-    power = inside * -math.log2(math.e)
-    rounded = power + _ROUND
-    part = power - (rounded - _ROUND)
-    p, *rest = (f.constant(_FLOATS, value) for value in reversed(_EXP2))
-    for coefficient in rest:
-        p = f.fmuladd(p, part, coefficient)
-    whole = (rounded.cast(_INTS) - (_ROUND_BITS - 127)) << 23
-    weighted = x / f.fmuladd(p, whole.cast(_FLOATS), f.constant(_FLOATS, 1))
-    return f.where(z < -_EXP_EDGE, 0, weighted)
-
-
-ACTIVATIONS: dict[str, Callable[[Function, Value], Value]] = {
-    "none": lambda f, x: x,
-    "gelu": _gelu,
-    "gelu_tanh": _gelu_tanh,
-    "silu": _silu,
-}
 
 
 def _columns_below(f: Function, first: int, end: Value) -> Value:

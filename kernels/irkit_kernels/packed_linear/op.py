@@ -124,9 +124,8 @@ def packed_linear(
     _check_gradient("packed_linear", x)
     if torch.compiler.is_compiling():
         return torch.ops.irkit.packed_linear(x, packed, out_features, activation, gated, half)
-    return _cpu(
-        x, packed, out_features, activation, gated, half
-    )  # 10 us less than through torch's dispatcher
+    # 10 us less than through torch's dispatcher
+    return _cpu(x, packed, out_features, activation, gated, half)
 
 
 def _cpu(
