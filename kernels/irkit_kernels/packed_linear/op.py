@@ -294,6 +294,8 @@ def packed_add_norm(x: Tensor, layers: Sequence[PackedLinear], added: Tensor, no
     """
     from .cpu_kernel import AddedNorm, linear
 
+    if len(layers) not in (1, 2):
+        raise ValueError(f"packed_add_norm: got {len(layers)} layers, expected one or two")
     first, last = layers[0], layers[-1]
     if len(layers) == 2:
         _check_pair("packed_add_norm", x, first, last)

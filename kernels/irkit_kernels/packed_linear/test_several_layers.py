@@ -72,6 +72,9 @@ def test_errors_of_sums_and_norms():
         wide = [packed(nn.Linear(8, 64), "int8", writes_half=True)]
         with pytest.raises(TypeError, match="in float32"):
             packed_add_norm(x, wide, torch.randn(2, 64), nn.LayerNorm(64))
+        for many in ([], layers * 3):
+            with pytest.raises(ValueError, match=f"got {len(many)} layers, expected one or two"):
+                packed_add_norm(x, many, added, norm)
         with pytest.raises(ValueError, match="packed_add_norm: the second layer"):
             packed_add_norm(x, layers * 2, added, norm)
     with pytest.raises(RuntimeError, match="packed_add_norm: has no gradient"):
