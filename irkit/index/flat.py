@@ -6,7 +6,7 @@ from typing import cast
 
 import numpy as np
 import torch
-from irkit_kernels.dense_scan import Codes, find_candidates
+from irkit_kernels.dense_scan import Codes, find_candidates, products
 from irkit_kernels.maxsim import maxsim_int8, maxsim_stored, quantize_rows
 from torch import Tensor
 
@@ -135,11 +135,8 @@ class Flat(StoredRows):
         owners = np.repeat(np.arange(len(rows)), [*map(len, rows)])
         chosen = query_table(owners, np.concatenate(rows), len(rows), -1)
         best = TopK(len(rows), k)
-        # as many columns at a time as memory allows; rows in 8 bits are decoded
-        limits, size = self.store.limits, self.store.limits.scan_scores
-        if self.config.dtype == "int8":
-            size = min(size, limits.scan_numbers // max(1, self.dim))
-        size = max(1, size // len(rows))
+        # as many columns at a time as memory allows
+        size = max(1, self.store.limits.scan_scores // len(rows))
         for start in range(0, chosen.shape[1], size):
             part = chosen[:, start : start + size]
             best.push_pairs(self._chosen_scores(queries, part), part)
@@ -150,13 +147,10 @@ class Flat(StoredRows):
 
     def _chosen_scores(self, queries: Dense, chosen: Array) -> Array:
         """Return the exact scores ``(n_q, width)`` of the rows that are chosen for each query; -1 is none."""
-        own, chosen = queries.arrays()["values"], np.ascontiguousarray(chosen)
+        own, chosen, read = queries.arrays()["values"], np.ascontiguousarray(chosen), self.store.read
         if self.config.dtype != "int8":
-            return pair_scores(self._metric, own, self.store.read("values.bin"), chosen)
-        # decode each row once
-        rows = np.unique(chosen.clip(0))
-        at = np.where(chosen < 0, -1, np.searchsorted(rows, chosen))
-        return pair_scores(self._metric, own, self._represent(rows).arrays()["values"], at)
+            return pair_scores(self._metric, own, read("values.bin"), chosen)
+        return products(read("codes.bin"), own, chosen, read("scales.bin"))
 
     def _longest(self, rows: Array | slice, values: Array) -> float:
         if not self._has_codes():

@@ -135,7 +135,7 @@ def _packed_linear() -> Iterator[tuple[str, Callable[[], str]]]:
 def _dense_scan() -> Iterator[tuple[str, Callable[[], str]]]:
     yield "dense_scan.keys()", write_keys
     yield "dense_scan.hits()", write_hits
-    for kind in ("float", "u16"):
+    for kind in ("float", "u16", "u8"):
         yield f"dense_scan.products({kind})", partial(write_products, kind)
     for cpu, target in _HALVES.items():
         with compiling_for(target):

@@ -24,11 +24,11 @@ _NOTHING = 2**63 - 1  # the key of no row
 
 
 def _rank(kind: str) -> Struct:
-    """Return the frame for rows whose numbers have a kind: ``float``, ``half``, or ``u16`` for bfloat16."""
+    """Return the frame for rows whose numbers have a kind, see `write_products`."""
     return Struct(
         8,
         dim="i64",
-        values=f"{kind}*",  # (n, dim)
+        values=f"{kind}*",  # (n, stride), of which dim numbers count
         n="i64",
         n_q="i64",
         queries="float*",  # (n_q, dim)
@@ -38,6 +38,8 @@ def _rank(kind: str) -> Struct:
         k="i64",  # at most the width
         rows="i64*",  # (n_q, k)
         scores="float*",  # (n_q, k)
+        stride="i64",
+        scales="float*",  # (n,), for u8
     )
 
 
@@ -62,13 +64,13 @@ def write_products(kind: str) -> str:
     """Write ``products``, which writes the score of each chosen row, of what is no row minus infinity.
 
     Args:
-        kind: Kind of the numbers of rows: ``float``, ``half``, or ``u16`` for bfloat16.
+        kind: Kind of the numbers of rows: ``float``, ``half``, ``u16`` for bfloat16, or ``u8`` for codes.
     """
     x = Function("products", public=True, f=_rank(kind))
     (f,) = x.parameters
-    with _chosen_rows(x, f) as (start, i, _, fine, query, numbers):
+    with _chosen_rows(x, f) as (start, i, row, fine, query, numbers):
         with x.when(fine, score=x.constant("float", float("-inf"))) as branch:
-            branch.score = _product(x, f, query, numbers)
+            branch.score = _product(x, f, query, numbers, f.scales[row] if kind == "u8" else None)
         f.scores[start + i] = branch.score
     return module(x)
 
@@ -87,7 +89,7 @@ def _chosen_rows(x: Function, f: Record) -> Iterator[tuple[Value, Value, Value, 
         def row_at(i: Value) -> tuple[Value, Value, Array]:
             row = f.chosen[start + i]
             fine = (row >= 0) & (row < f.n)
-            return row, fine, f.values.at(x.where(fine, row, 0) * f.dim)
+            return row, fine, f.values.at(x.where(fine, row, 0) * f.stride)
 
         with x.range(0, f.width) as loop:
             *_, ahead = row_at(x.minimum(loop.i + _AHEAD, last))
@@ -112,14 +114,14 @@ def write_hits() -> str:
     return module(x)
 
 
-def _product(x: Function, f: Record, query: Array, numbers: Array) -> Value:
-    """Return the product of a query and a row."""
+def _product(x: Function, f: Record, query: Array, numbers: Array, scale: Value | None = None) -> Value:
+    """Return the product of a query and a row, whose numbers are codes if there is a scale."""
     kind = vector(LANES, "float")
     zero = x.constant(kind, 0)
     with x.range(0, f.dim & -(4 * LANES), 4 * LANES, sums=[zero] * 4) as loop:
         loop.sums = [
             x.fmuladd(
-                _to_float(numbers.vectors(LANES, numbers.step)[loop.i + LANES * part]),
+                _to_float(numbers.vectors(LANES, numbers.step)[loop.i + LANES * part], scale),
                 query.vectors(LANES, 4)[loop.i + LANES * part],
                 total,
             )
@@ -129,14 +131,16 @@ def _product(x: Function, f: Record, query: Array, numbers: Array) -> Value:
     with x.range(f.dim & -(4 * LANES), f.dim, LANES, total=first) as rest:
         left = x.constants("i32", range(LANES)) < (f.dim - rest.i).to("i32").broadcast(LANES)
         here, there = (x.masked_load(array.at(rest.i), left, align=array.step) for array in (numbers, query))
-        rest.total = x.fmuladd(_to_float(here), there, rest.total)
+        rest.total = x.fmuladd(_to_float(here, scale), there, rest.total)
     return x.intrinsic("vector.reduce.fadd", "float", x.constant("float", 0), rest.total, flags="reassoc")
 
 
-def _to_float(numbers: Value) -> Value:
-    """Return a vector of numbers as float32."""
+def _to_float(numbers: Value, scale: Value | None) -> Value:
+    """Return a vector of numbers as float32; codes stand for the scale times what they are above 128."""
     if numbers.element == "half":
         return half_to_float(numbers)
     if numbers.element == "u16":  # bfloat16: the upper half of a float32
         return (numbers.to("u32") << 16).cast(vector(LANES, "float"))
+    if scale is not None:
+        return (numbers.to("i32") - 128).to("float") * scale.broadcast(LANES)
     return numbers

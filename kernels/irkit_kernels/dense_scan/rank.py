@@ -19,7 +19,12 @@ __all__ = ["best_of", "matmul_error", "products", "ranking"]
 
 Array = NDArray[Any]
 _WORD = {name: offset // 8 for name, offset in RANK.offsets.items()}
-_KINDS = {np.dtype(np.float32): "float", np.dtype(np.float16): "half", np.dtype(np.uint16): "u16"}
+_KINDS = {
+    np.dtype(np.float32): "float",
+    np.dtype(np.float16): "half",
+    np.dtype(np.uint16): "u16",
+    np.dtype(np.uint8): "u8",
+}
 _PER_THREAD = 1 << 16  # numbers that are multiplied by a thread, at least
 _ROUNDED = {"none": 0.0, "ieee": 0.0, "tf32": 2.0**-9, "bf16": 2.0**-6}
 """More than two factors that are rounded to 24, 24, 11 and 8 bits take from their product."""
@@ -51,31 +56,36 @@ def best_of(values: Array, queries: Array, chosen: Array, k: int) -> tuple[Array
     return rows, scores
 
 
-def products(values: Array, queries: Array, chosen: Array) -> Array:
+def products(values: Array, queries: Array, chosen: Array, scales: Array | None = None) -> Array:
     """Return the products of the rows that were chosen for each query, whatever is scored beside them.
 
     A product of matrices rounds otherwise for other numbers of rows. Here the additions have one order, that
     of `best_of` and of the kept rows of ``dense_search``.
 
     Args:
-        values: ``(n, dim)`` float32, finite float16, or the bits of bfloat16 as uint16; it may be a mapped
-            file. Float16 and bfloat16 score as the same numbers in float32 do.
+        values: ``(n, dim)`` float32, finite float16, the bits of bfloat16 as uint16, or the codes of
+            `irkit_kernels.dense_scan.Codes` as uint8, which may be wider; it may be a mapped file. All score
+            as the same numbers in float32 do.
         queries: ``(n_q, dim)`` float32.
         chosen: ``(n_q, width)`` int64: rows; what is not from 0 to n - 1 gets minus infinity.
+        scales: ``(n,)`` float32: the scales of codes.
 
     Returns:
         ``(n_q, width)`` float32.
 
     Raises:
-        ValueError: An array has another dtype or shape.
+        ValueError: An array has another dtype or shape, or codes have no scales.
     """
-    scores = np.empty(chosen.shape, np.float32)
+    if (scales is None) == (values.dtype == np.uint8):
+        raise ValueError(f"dense_scan: values are {values.dtype}; codes in uint8 have scales, and no others")
+    scores, scaled = np.empty(chosen.shape, np.float32), {} if scales is None else {"scales": scales}
     threads = threads_for(chosen.size * values.shape[1], _PER_THREAD)
 
     def score(start: int, stop: int) -> None:
         part = slice(start, stop)
         arrays = {"values": values, "queries": queries[part], "chosen": chosen[part], "scores": scores[part]}
-        frame = _frame(len(values), values.shape[1], chosen.shape[1], chosen.shape[1], arrays, _KINDS)
+        width, dim = chosen.shape[1], values.shape[1] if scales is None else queries.shape[1]
+        frame = _frame(len(values), dim, width, width, arrays | scaled, _KINDS)
         _compiled_products(_KINDS[values.dtype])(frame.__array_interface__["data"][0])
 
     share(score, len(queries), threads)
@@ -134,12 +144,14 @@ def _frame(
         kinds: Dtypes that values may have.
     """
     n_q, stored = len(arrays["chosen"]), arrays["values"].dtype
+    stride = max(dim, arrays["values"].shape[1]) if "scales" in arrays else dim
     expected: dict[str, tuple[Any, tuple[int, ...]]] = {
-        "values": (stored if stored in kinds else np.float32, (n, dim)),
+        "values": (stored if stored in kinds else np.float32, (n, stride)),
         "queries": (np.float32, (n_q, dim)),
         "chosen": (np.int64, (n_q, width)),
         "rows": (np.int64, (n_q, min(k, width))),
         "scores": (np.float32, (n_q, k)),
+        "scales": (np.float32, (n,)),
     }
     frame = np.zeros(len(_WORD), np.int64)
     for name, array in arrays.items():
@@ -150,7 +162,7 @@ def _frame(
                 f"dense_scan: {title} are {array.dtype} {array.shape}, expected {np.dtype(dtype)} {shape}"
             )
         frame[_WORD[name]] = array.__array_interface__["data"][0]
-    for name, number in {"dim": dim, "n": n, "n_q": n_q, "width": width, "k": k}.items():
+    for name, number in {"dim": dim, "n": n, "n_q": n_q, "width": width, "k": k, "stride": stride}.items():
         frame[_WORD[name]] = number
     return frame
 

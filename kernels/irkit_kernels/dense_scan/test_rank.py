@@ -8,7 +8,7 @@ import torch
 
 from irkit_kernels._jit import Target, compiling_for
 from irkit_kernels._threads import forced_threads
-from irkit_kernels.dense_scan import best_of, products, ranking
+from irkit_kernels.dense_scan import best_of, encode, products, ranking
 
 
 @pytest.mark.parametrize("dim", [1, 16, 67, 384])
@@ -57,6 +57,33 @@ def test_products_of_rows_in_two_bytes(dim: int, converts: bool) -> None:
         with compiling_for(None if converts else Target(frozenset())):
             found, wanted = (products(rows, queries, chosen) for rows in (given, exact))
         assert np.array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("dim", [1, 15, 16, 63, 64, 100, 384])
+def test_products_of_codes(dim: int) -> None:
+    rng = np.random.default_rng(dim)
+    given = rng.standard_normal((300, dim)).astype(np.float32) * np.geomspace(1e-30, 1e30, 300)[:, None]
+    given[0] = 0
+    codes, scales, *_ = encode(torch.from_numpy(given.astype(np.float32)))
+    exact = (codes[:, :dim].float() - 128) * scales[:, None]
+    queries = rng.standard_normal((3, dim)).astype(np.float32)
+    chosen = rng.integers(-1, 301, (3, 50))
+    found = products(codes.numpy(), queries, chosen, scales.numpy())
+    assert np.array_equal(found, products(exact.numpy(), queries, chosen))
+
+
+def test_codes_that_do_not_fit() -> None:
+    codes, scales, *_ = encode(torch.ones(4, 70))
+    queries, chosen = np.ones((1, 70), np.float32), np.zeros((1, 3), np.int64)
+    for given, message in (
+        ((codes.numpy(), queries, chosen), "uint8; codes in uint8 have scales"),
+        ((codes.float().numpy(), queries, chosen, scales.numpy()), "float32; codes in uint8 have scales"),
+        ((codes.numpy(), queries, chosen, scales.double().numpy()), r"scales are float64 \(4,\)"),
+        ((codes.numpy(), queries, chosen, scales[:3].numpy()), r"scales are float32 \(3,\), expected .*\(4,\)"),
+        ((codes[:, :64].numpy(), queries, chosen, scales.numpy()), r"values are uint8 \(4, 64\), expected"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            products(*given)
 
 
 def test_arrays_that_do_not_fit() -> None:
