@@ -37,7 +37,7 @@ _VECTORS = 2  # of query tokens
 _AHEAD = 8  # document tokens between those being multiplied and those being prefetched
 _INTERLEAVED = ((0, 4, 1, 5), (2, 6, 3, 7))  # lanes of 2 vectors; two rounds of it transpose 4 vectors
 _SIGN = -0x7F7F7F80  # 0x80808080: makes 4 signed bytes unsigned, adding 128 to each
-_STORED = {"float16": "half", "int8": "i8"}  # kinds of numbers that are converted
+_STORED = {"float16": ("half", 2), "int8": ("i8", 1)}  # kinds of numbers that are converted, and their bytes
 
 
 class Plan(NamedTuple):
@@ -89,7 +89,7 @@ def write_maxsim(plan: Plan) -> str:
 
 def _convert(plan: Plan) -> Function:
     """Convert ``count`` rows of ``words`` numbers to float32, times a scale each if they are int8."""
-    kind = _STORED[plan.stored]
+    kind, _ = _STORED[plan.stored]
     sides: dict[str, Any] = {"source": f"{kind}*", "scales": "float*", "target": "float*"}
     x = Function("convert", align=1, **sides, count="i64", words="i64")
     source, scales, target, count, words = x.parameters
@@ -105,7 +105,6 @@ def _convert(plan: Plan) -> Function:
             return number.to("i32").to("float") * factor
 
         with x.range(0, whole, plan.lanes) as loop:
-            x.prefetch(numbers.at(loop.i + words * _AHEAD))
             results.vectors(plan.lanes)[loop.i] = converted(numbers.vectors(plan.lanes)[loop.i])
         with x.range(whole, words) as rest:
             results[rest.i] = converted(numbers[rest.i])
@@ -115,9 +114,10 @@ def _convert(plan: Plan) -> Function:
 def _tile(plan: Plan, vectors: int, rows: int) -> Function:
     """Update ``best`` and ``best_token`` for vectors of query tokens by ``rows`` document tokens.
 
-    The row of the first document token is ``token``.
+    The row of the first document token is ``token``. Meanwhile the tokens of the next tile are fetched, from
+    ``ahead``: as many at once as a tile has would wait for each other.
     """
-    sides: dict[str, Any] = dict.fromkeys(("queries", "documents"), "u8*")
+    sides: dict[str, Any] = dict.fromkeys(("queries", "documents", "ahead"), "u8*")
     others: dict[str, Any] = {
         "words": "i64",
         "token": "i32",
@@ -132,19 +132,19 @@ def _tile(plan: Plan, vectors: int, rows: int) -> Function:
         **others,
         scales="float*",
     )
-    queries, documents, words, token, best, best_token, shift, scales = x.parameters
+    queries, documents, ahead, words, token, best, best_token, shift, scales = x.parameters
     lanes, size, int8 = plan.lanes, 4 * plan.lanes, plan.kind == "int8"
     bests, best_tokens, shifts = (array.vectors(lanes) for array in (best, best_token, shift))
     row_size = words * 4
     query_vectors = [queries.at(words * size * v).cast(plan.ints, 1) for v in range(vectors)]
     document_words = [documents.at(row_size * row).cast("i32", 1) for row in range(rows)]
-    ahead = documents.at(row_size * _AHEAD)
+    fetched = rows * (_STORED[plan.stored][1] if plan.stored else 4)  # bytes of a word of all rows
 
     # inner products, word by word
     zeros = [x.constant(plan.ints if int8 else plan.floats, 0)] * (rows * vectors)
     with x.range(0, words, sums=zeros) as loop:
         query = [words_of_query[loop.i] for words_of_query in query_vectors]
-        x.prefetch(ahead.at(loop.i * (4 * rows)))
+        x.prefetch(ahead.at(loop.i * fetched))
         sums = []
         for row in range(rows):
             document = document_words[row][loop.i].broadcast(lanes)
@@ -303,12 +303,13 @@ def _block(
     def tile(rows: int, start: Value) -> None:
         row = begin + start
         scales = f.document_scales.at(row)
-        documents = f.converted if plan.stored else f.documents.at(row * f.words * 4)
+        kind, size = _STORED[plan.stored] if plan.stored else ("", 4)
+        documents, ahead = (f.documents.at((row + more) * f.words * size) for more in (0, _AHEAD))
         if plan.stored:
-            numbers = f.documents.cast(_STORED[plan.stored], 1).at(row * f.words)
-            x.call("convert", numbers, scales, f.converted, rows, f.words)
+            x.call("convert", documents.cast(kind, 1), scales, f.converted, rows, f.words)
+            documents = f.converted
         tensors = (best, best_token, shift, scales)
-        x.call(f"tile{vectors}x{rows}", queries, documents, f.words, row.to("i32"), *tensors)
+        x.call(f"tile{vectors}x{rows}", queries, documents, ahead, f.words, row.to("i32"), *tensors)
 
     rows = plan.rows
     with x.range(0, count & -rows, rows) as loop:
