@@ -122,7 +122,10 @@ def test_documents_are_rescored_a_part_at_a_time(held: str, tmp_path: Path) -> N
         index = Counted(Store.open(tmp_path / "index"), FlatConfig())
         np.testing.assert_array_equal(index.rescore(queries, rows), whole)
         np.testing.assert_array_equal(index.rescore(queries[1:2], rows[1:2]), whole[1:2])
-    assert max(read) <= 20
+    if held == "multi_vector":  # tokens are read where they are stored
+        assert not read
+    else:
+        assert max(read) <= 20
 
 
 def test_padding_is_not_read(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import cast
 import numpy as np
 import torch
 from irkit_kernels.dense_scan import Codes, find_candidates, products
-from irkit_kernels.maxsim import maxsim_int8, maxsim_stored, quantize_rows
+from irkit_kernels.maxsim import maxsim_int8, quantize_rows
 from torch import Tensor
 
 from irkit.core.representation import Dense, MultiVector, Representation
@@ -150,7 +150,7 @@ class Flat(StoredRows):
         own, chosen, read = queries.arrays()["values"], np.ascontiguousarray(chosen), self.store.read
         if self.config.dtype != "int8":
             return pair_scores(self._metric, own, read("values.bin"), chosen)
-        return products(read("codes.bin"), own, chosen, read("scales.bin"))
+        return products(read("codes.bin"), np.ascontiguousarray(own), chosen, read("scales.bin"))
 
     def _longest(self, rows: Array | slice, values: Array) -> float:
         if not self._has_codes():
@@ -241,12 +241,6 @@ class FlatInt8(Flat):
     def _scores(self, queries: Representation, rows: Array | slice) -> Tensor:
         tokens = cast(MultiVector, queries).tokens
         return maxsim_int8(*quantize_rows(tokens.values), tokens.offsets, *self._documents(rows))
-
-    def _score_pairs(self, queries: MultiVector, query: Array, rows: Array) -> Array:
-        own = queries[query[0] : query[-1] + 1].tokens
-        values, scales, offsets = self._documents(rows)
-        pairs = torch.from_numpy(np.stack([query - query[0], np.arange(len(rows))], axis=1))
-        return maxsim_stored(own.values, own.offsets, values, offsets, scales, pairs).numpy()
 
     def _documents(self, rows: Array | slice) -> tuple[Tensor, Tensor, Tensor]:
         """Return the tokens of rows as they are stored: numbers, scales, and where documents begin."""

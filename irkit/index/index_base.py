@@ -253,35 +253,35 @@ class Index(ABC):
         if isinstance(queries, Dense) and filled.any():
             width = min(rows.shape[1], max(1, numbers // max(1, self.dim)))  # rows of one query
             size = max(1, numbers // (width * max(1, self.dim)))
-            asked = queries.arrays()["values"]
             for start, first in product(range(0, len(rows), size), range(0, rows.shape[1], width)):
                 own, columns = slice(start, start + size), slice(first, first + width)
                 real = filled[own, columns]
                 if real.any():  # padding is not read
                     values = self.representations(rows[own, columns][real]).arrays()["values"]
                     chosen = np.where(real, real.cumsum().reshape(real.shape) - 1, -1)
-                    scores[own, columns] = pair_scores(self._metric, asked[own], values, chosen)
-        elif isinstance(queries, MultiVector):
-            pairs = np.argwhere(filled)
-            size = max(_PAIRS, numbers // (4 * _TOKENS * max(1, self.dim)))  # so many stay in the cache
-            for start in range(0, len(pairs), size):
-                query, column = pairs[start : start + size].T
-                scores[query, column] = self._score_pairs(queries, query, rows[query, column])
+                    asked = queries.arrays()["values"][own]
+                    scores[own, columns] = pair_scores(self._metric, asked, values, chosen)
+        elif isinstance(queries, MultiVector) and filled.any():
+            query, column = np.nonzero(filled)
+            scores[query, column] = self._score_pairs(queries, query, rows[query, column])
         else:
             size = max(1, numbers // _TERMS)
             for query in np.flatnonzero(filled.any(1)):
                 given = np.flatnonzero(filled[query])
-                for start in range(0, len(given), size):
-                    some = given[start : start + size]
+                for some in np.split(given, range(size, len(given), size)):
                     documents = self.representations(rows[query, some])
                     scores[query, some] = score(queries[query : query + 1], documents)[0]
         return scores
 
     def _score_pairs(self, queries: MultiVector, query: Array, rows: Array) -> Array:
         """Return the MaxSim ``(n,)`` of pairs of queries, ascending, and rows."""
-        own = queries[query[0] : query[-1] + 1]
-        pairs = torch.from_numpy(np.stack([query - query[0], np.arange(len(rows))], axis=1))
-        return score_pairs(own, self.representations(rows), pairs).numpy()
+        scores = np.empty(len(rows), np.float32)
+        size = max(_PAIRS, self.store.limits.scan_numbers // (4 * _TOKENS * max(1, self.dim)))
+        for start in range(0, len(rows), size):
+            own, documents = query[start : start + size], self.representations(rows[start : start + size])
+            pairs = torch.from_numpy(np.stack([own - own[0], np.arange(len(own))], axis=1))
+            scores[start : start + size] = score_pairs(queries[own[0] : own[-1] + 1], documents, pairs)
+        return scores
 
     def _check_same(self) -> None:
         """Raise StorageError if a refresh has opened an index of another kind."""

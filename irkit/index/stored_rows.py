@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import cast
 
 import numpy as np
 import torch
+from irkit_kernels.maxsim import maxsim_chosen
 from torch import Tensor
 
 from irkit.core.representation import Dense, MultiVector, Representation, representation_from_arrays
@@ -195,6 +197,22 @@ class StoredRows(Index):
     def _scores(self, queries: Representation, rows: Array | slice) -> Tensor:
         """Return the scores ``(n_q, n)`` of rows of tokens or terms."""
         return score(queries, self._stored_rows(rows))
+
+    def _score_pairs(self, queries: MultiVector, query: Array, rows: Array) -> Array:
+        """See `Index._score_pairs`; tokens are read where they are stored."""
+        names, read = self._element_arrays(), self.store.read
+        ends, lengths = cast(Array, self._ends())[rows] - self._first_stored(), read("lengths.bin")[rows]
+        starts = ends - lengths
+        if starts.min(initial=0) < 0:  # their tokens have been compressed
+            return super()._score_pairs(queries, query, rows)
+        values, *scales = (torch.from_numpy(read(f"{name}.bin")) for name in names)
+        asked, spans = queries.tokens, torch.from_numpy(np.stack([starts, ends], axis=1))
+        own, chosen_by = asked.values.detach().float(), torch.from_numpy(query)
+        return maxsim_chosen(own, asked.offsets, values, spans, chosen_by, *scales).numpy()
+
+    def _first_stored(self) -> int:
+        """Return the number of the first token that ``values.bin`` has."""
+        return 0
 
     def _blocks(
         self, queries: Representation, start: int, stop: int, ends: Array | None

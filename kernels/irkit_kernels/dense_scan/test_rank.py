@@ -79,7 +79,10 @@ def test_codes_that_do_not_fit() -> None:
         ((codes.numpy(), queries, chosen), "uint8; codes in uint8 have scales"),
         ((codes.float().numpy(), queries, chosen, scales.numpy()), "float32; codes in uint8 have scales"),
         ((codes.numpy(), queries, chosen, scales.double().numpy()), r"scales are float64 \(4,\)"),
-        ((codes.numpy(), queries, chosen, scales[:3].numpy()), r"scales are float32 \(3,\), expected .*\(4,\)"),
+        (
+            (codes.numpy(), queries, chosen, scales[:3].numpy()),
+            r"scales are float32 \(3,\), expected .*\(4,\)",
+        ),
         ((codes[:, :64].numpy(), queries, chosen, scales.numpy()), r"values are uint8 \(4, 64\), expected"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -128,13 +128,13 @@ def maxsim_stored(
     plan = cpu_kernel.plan_for_stored(dtype, pairs is not None) if queries.is_cpu else None
     if plan is None:
         return maxsim(queries, query_offsets, second.floats().values, document_offsets, pairs)
-    _check_kinds(first, second, pairs, stored=True)
-    _check_values(first, second, pairs)
+    check_kinds(first, second, pairs, stored=True)
+    check_values(first, second, pairs)
     return cpu_kernel.maxsim(first, second, pairs, False, plan)[0]
 
 
 def _scores(queries: Tokens, documents: Tokens, pairs: Tensor | None, maxima: int | None = None) -> Tensor:
-    _check_kinds(queries, documents, pairs)
+    check_kinds(queries, documents, pairs)
     differentiable = queries.values.requires_grad or documents.values.requires_grad
     if torch.compiler.is_compiling():
         compiled: Tensor = torch.ops.irkit.maxsim(*queries, *documents, pairs, maxima)[0]
@@ -157,7 +157,7 @@ def _run(
         from . import triton_kernel
 
         return triton_kernel.forward(queries, documents, pairs, with_argmax, maxima)
-    _check_values(queries, documents, pairs)
+    check_values(queries, documents, pairs)
     plan = cpu_kernel.plan_for(queries.values.dtype, pairs is not None)
     if plan is None:
         return maxsim_forward(queries.floats(), documents.floats(), pairs)
@@ -208,7 +208,7 @@ def _entries(
     return tokens.int(), argmax, grad.float()[jobs]
 
 
-def _check_kinds(queries: Tokens, documents: Tokens, pairs: Tensor | None, stored: bool = False) -> None:
+def check_kinds(queries: Tokens, documents: Tokens, pairs: Tensor | None, stored: bool = False) -> None:
     q, d, name = queries.values, documents.values, _name(queries)
     dtypes = _FLOATS if queries.scales is None else (torch.int8,)
     if q.dim() != 2 or d.dim() != 2 or not 0 < q.shape[1] == d.shape[1]:
@@ -239,7 +239,7 @@ def _check_kinds(queries: Tokens, documents: Tokens, pairs: Tensor | None, store
         )
 
 
-def _check_values(queries: Tokens, documents: Tokens, pairs: Tensor | None) -> None:
+def check_values(queries: Tokens, documents: Tokens, pairs: Tensor | None) -> None:
     """Check the values that the compiled code trusts: wrong offsets would read outside of the tensors."""
     for label, (values, offsets, _) in (("query", queries), ("document", documents)):
         if not _rises(offsets, values.shape[0]):
