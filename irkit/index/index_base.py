@@ -262,8 +262,7 @@ class Index(ABC):
                     asked = queries.arrays()["values"][own]
                     scores[own, columns] = pair_scores(self._metric, asked, values, chosen)
         elif isinstance(queries, MultiVector) and filled.any():
-            query, column = np.nonzero(filled)
-            scores[query, column] = self._score_pairs(queries, query, rows[query, column])
+            scores[filled] = self._score_pairs(queries, np.nonzero(filled)[0], rows[filled])
         else:
             size = max(1, numbers // _TERMS)
             for query in np.flatnonzero(filled.any(1)):
