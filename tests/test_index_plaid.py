@@ -399,9 +399,12 @@ def test_zeros_duplicates_and_single_tokens(tmp_path: Path) -> None:
 
 def test_huge_values_are_refused(tmp_path: Path) -> None:
     index = build(tmp_path / "index", [texts(300, 0)])
-    with pytest.raises(BadValueError, match="65504"):
-        index.add(MultiVector(Ragged(torch.full((1, DIM), 1e5), torch.tensor([1]))))
+    for value in (1e5, -65520.0):  # float16 rounds both to infinity
+        with pytest.raises(BadValueError, match="65504"):
+            index.add(MultiVector(Ragged(torch.full((1, DIM), value), torch.tensor([1]))))
     assert len(index) == 300
+    index.add(MultiVector(Ragged(torch.full((1, DIM), -65519.0), torch.tensor([1]))))
+    assert index.representations(np.array([300])).tokens.values.min() == -65504
 
 
 def test_what_does_not_fit_together_is_noticed_when_searched(tmp_path: Path) -> None:

@@ -24,6 +24,8 @@ from irkit.index.topk import Hits, TopK
 QUERY_BLOCK = {"dense": 512, "multi_vector": 32, "sparse": 64}
 """Queries that are scored together: so many stay in the cache."""
 
+_ROUNDED_UP = 65520.0  # the lowest number that float16 rounds to infinity
+
 
 class StoredRows(Index):
     """Rows stored in order of addition, one array per component, and scanned for exact results.
@@ -247,11 +249,11 @@ def to_float16(representation: Representation) -> dict[str, Array]:
         BadValueError: A value is too large.
     """
     arrays = representation.arrays()
-    with np.errstate(over="ignore"):
-        values = arrays["values"].astype(np.float16)
-    if not np.isfinite(values).all():
+    numbers = torch.from_numpy(arrays["values"])
+    values, largest = numbers.half(), float(numbers.abs().max()) if numbers.numel() else 0.0
+    if not largest < _ROUNDED_UP:
         raise BadValueError(
-            f"adding documents: got a value of {np.abs(arrays['values']).max():g}, expected at most "
+            f"adding documents: got a value of {largest:g}, expected at most "
             "65504, the largest float16; normalise the vectors, or choose the index 'flat' in float32"
         )
-    return arrays | {"values": values}
+    return arrays | {"values": values.numpy()}
