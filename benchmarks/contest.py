@@ -148,7 +148,7 @@ def measure(
     with ExitStack() as stack:
         servers, builds = {}, {}
         for label, contender in known.items():
-            target = source.with_name(f"{source.name}-{label.replace(' ', '-')}")
+            target = source.with_name(f"{source.name}-{label.replace(' ', '-').replace('/', '-')}")
             if not contender.peer:
                 stack.callback(shutil.rmtree, target, ignore_errors=True)
             builds[label] = _build(contender, source, target)
