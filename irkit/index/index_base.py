@@ -275,6 +275,7 @@ class Index(ABC):
     def _score_pairs(self, queries: MultiVector, query: Array, rows: Array) -> Array:
         """Return the MaxSim ``(n,)`` of pairs of queries, ascending, and rows."""
         scores = np.empty(len(rows), np.float32)
+        # as many at once as stay in the cache
         size = max(_PAIRS, self.store.limits.scan_numbers // (4 * _TOKENS * max(1, self.dim)))
         for start in range(0, len(rows), size):
             own, documents = query[start : start + size], self.representations(rows[start : start + size])

@@ -55,14 +55,14 @@ def maxsim_chosen(
     )
     if plan is None or last - first > _MOST:
         copied = _copied(sides[1])
-        pairs = torch.stack([chosen_by, torch.arange(len(spans))], dim=1)
+        pairs = torch.stack([chosen_by, torch.arange(len(spans), device="cpu")], dim=1)
         return maxsim(queries, query_offsets, copied.values, copied.offsets, pairs)
     scales = None if document_scales is None else document_scales[first:last]
     offsets = (spans - first).int().flatten()
     part = Tokens(documents[first:last], offsets, scales)
 
     # every other text between two offsets is a chosen one, the rest are gaps
-    pairs = torch.stack([chosen_by, torch.arange(0, 2 * len(spans), 2)], dim=1)
+    pairs = torch.stack([chosen_by, torch.arange(0, 2 * len(spans), 2, device="cpu")], dim=1)
     tokens = int((spans[:, 1] - spans[:, 0]).sum())
     work = tokens * len(queries) // sides[0].rows * queries.shape[1]
     return cpu_kernel.maxsim(sides[0], part, pairs, False, plan, work)[0]
@@ -73,7 +73,7 @@ def _copied(documents: Tokens) -> Tokens:
     lengths = documents.offsets[:, 1] - documents.offsets[:, 0]
     ends = lengths.cumsum(0)
     shifts = torch.repeat_interleave(documents.offsets[:, 0] - (ends - lengths), lengths)
-    positions = torch.arange(len(shifts)) + shifts
+    positions = torch.arange(len(shifts), device="cpu") + shifts
     scales = None if documents.scales is None else documents.scales[positions]
     offsets = torch.cat([ends.new_zeros(1), ends]).int()
     return Tokens(documents.values[positions], offsets, scales).floats()
@@ -89,7 +89,7 @@ def _check(queries: Tokens, documents: Tokens, chosen_by: Tensor) -> None:
         )
     if not (queries.values.is_cpu and spans.is_cpu):
         raise ValueError("maxsim_chosen: expected tensors on the CPU; use maxsim with pairs elsewhere")
-    one = torch.tensor([0, len(documents.values[:1])], dtype=torch.int32)
+    one = torch.tensor([0, len(documents.values[:1])], dtype=torch.int32, device="cpu")
     some = documents.values[:1], one, scales if scales is None else scales[:1]
     if spans.dtype != torch.int64 or spans.dim() != 2 or spans.shape != (len(chosen_by), 2):
         raise ValueError(

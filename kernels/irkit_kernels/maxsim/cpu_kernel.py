@@ -79,7 +79,7 @@ def maxsim(
         queries, documents = (x._replace(values=F.pad(x.values, (0, missing))) for x in (queries, documents))
     rows, first, shift, query_scales = _arrange_queries(queries, plan)
     values, n_rows, n_q, n_d = documents.values.contiguous(), rows.shape[0], queries.rows, documents.rows
-    every = tokens * values.numel()
+    estimate = tokens * values.numel()
     query_offsets, document_offsets = queries.offsets.contiguous(), documents.offsets.contiguous()
 
     # outputs; a job is a document against all queries, or a pair
@@ -88,7 +88,7 @@ def maxsim(
     jobs, starts = n_d, None
     if pairs is not None:
         jobs, pairs = pairs.shape[0], pairs.contiguous()
-        shape, every = (jobs,), every // max(1, n_q * n_d) * jobs
+        shape, estimate = (jobs,), estimate // max(1, n_q * n_d) * jobs
         if with_argmax:
             starts = pairs.new_zeros(jobs + 1)
             torch.cumsum(query_offsets.diff()[pairs[:, 0]], 0, out=starts[1:])
@@ -107,7 +107,7 @@ def maxsim(
 
     # the first call packs the queries; on one thread it also does all jobs
     sizes, kernel = (n_rows, words, n_q, n_d), compile_plan(plan)
-    threads = min(jobs, threads_for(every if work is None else work, _MIN_WORK))
+    threads = min(jobs, threads_for(estimate if work is None else work, _MIN_WORK))
 
     def call(rows: int, own: int, start: int, stop: int) -> None:
         places = (own + 4 * part * padded_tokens for part in range(3))

@@ -83,6 +83,17 @@ def test_scales_that_do_not_fit():
         maxsim_chosen(**(given | {"document_scales": torch.ones(147)}))
 
 
+def test_defaults_do_not_matter():
+    given = arguments(torch.float16)
+    expected = maxsim_chosen(**given)
+    torch.set_default_dtype(torch.float16)
+    try:
+        with torch.device("meta"):
+            assert torch.equal(maxsim_chosen(**given), expected)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_nothing_is_chosen():
     given = arguments(torch.float32)
     given |= {name: given[name][:0] for name in ("spans", "chosen_by")}
