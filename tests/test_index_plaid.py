@@ -397,6 +397,18 @@ def test_zeros_duplicates_and_single_tokens(tmp_path: Path) -> None:
     assert (index.representations(np.arange(100)).tokens.values == 0).all()
 
 
+def test_a_document_without_tokens_is_rescored_behind_compressed_ones(tmp_path: Path) -> None:
+    data = texts(300, 0)
+    empty = MultiVector(Ragged(torch.empty(0, DIM), torch.tensor([0])))
+    index = build(tmp_path / "index", [data, empty])
+    assert "values.bin" not in index.store.sizes()
+    rows = np.array([[300, 300], [300, 7]])
+    scores = index.rescore(data[[7, 8]], rows)
+    assert np.isneginf(scores[rows == 300]).all()
+    assert np.isfinite(scores[1, 1])
+    assert np.isneginf(index.rescore(data[[7]], np.array([[300]]))).all()
+
+
 def test_huge_values_are_refused(tmp_path: Path) -> None:
     index = build(tmp_path / "index", [texts(300, 0)])
     for value in (1e5, -65520.0):  # float16 rounds both to infinity

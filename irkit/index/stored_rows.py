@@ -205,7 +205,7 @@ class StoredRows(Index):
         names, read = self._element_arrays(), self.store.read
         ends, lengths = cast(Array, self._ends())[rows] - self._first_stored(), read("lengths.bin")[rows]
         starts = ends - lengths
-        if starts.min(initial=0) < 0:  # their tokens have been compressed
+        if starts.min() < 0 or not self.store.rows("values.bin"):  # their tokens have been compressed
             return super()._score_pairs(queries, query, rows)
         values, *scales = (torch.from_numpy(read(f"{name}.bin")) for name in names)
         asked, spans = queries.tokens, torch.from_numpy(np.stack([starts, ends], axis=1))
