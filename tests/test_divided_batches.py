@@ -59,7 +59,7 @@ QUERIES = real_vectors("tokens", 9, np.random.default_rng(2))
 def test_actors_share_a_batch(ray: RayHere, tmp_path: Path) -> None:
     one = build(tmp_path / "one", 1)
     build(tmp_path / "many", 3).close()
-    many = ShardedRetriever.load(tmp_path / "many")  # 2 actors
+    many = ShardedRetriever.load(tmp_path / "many", timeout=10_000)  # 2 actors
     for filter, k in ((None, 1), (None, 10), (None, 700), ({"year": {">": 1}}, 10), (["d3", "d9", "no"], 5)):
         for queries in (QUERIES, QUERIES[:2], QUERIES[:1]):
             before = sum(calls(many))
@@ -100,18 +100,20 @@ def test_actors_get_as_many_queries_as_they_answer_in_time(ray: RayHere, tmp_pat
     assert all(map(np.array_equal, many.index.search(queries, 5), found))
 
 
-@pytest.mark.parametrize(("kind", "single"), [("bm25", 1), ("dense", 1), ("flat", 3)])
+@pytest.mark.parametrize(("kind", "single"), [("bm25", 1), ("dense", 1), ("flat", 3), ("muvera", 1)])
 def test_queries_of_all_kinds_are_shared_but_single_ones_of_scans(
     ray: RayHere, tmp_path: Path, kind: str, single: int
 ) -> None:
     draw = np.random.default_rng(6)
     texts = [" ".join(f"w{number}" for number in line) for line in draw.zipf(1.5, (500, 20)) % 90]
-    contents = texts if kind == "bm25" else real_vectors("dense", 500, draw)
+    vectors = "tokens" if kind == "muvera" else "dense"
+    contents = texts if kind == "bm25" else real_vectors(vectors, 500, draw)
     model, index = ("bm25", None) if kind == "bm25" else ("vectors", kind)
     for shards in (1, 3):
         documents = [(f"d{number}", content) for number, content in enumerate(contents[:400])]
         Retriever.build(model, documents, tmp_path / str(shards), index=index, shards=shards).close()
-    one, many = Retriever.load(tmp_path / "1"), ShardedRetriever.load(tmp_path / "3")  # 2 actors
+    one = Retriever.load(tmp_path / "1")
+    many = ShardedRetriever.load(tmp_path / "3", timeout=10_000)  # 2 actors, which answer a batch at once
     for count, asked in ((1, single), (2, 2), (100, 2)):
         queries = contents[400 : 400 + count]
         with many.watch(False) as answers:
