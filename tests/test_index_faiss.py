@@ -19,6 +19,7 @@ from irkit.config import Config
 from irkit.errors import ConfigError, CorruptError, MissingDependencyError, StorageError
 from irkit.index import FaissConfig, FlatConfig, Index, Limits, Store, create_index, index_config, open_index
 from irkit.index.faiss_package import import_faiss, need_gpu
+from irkit.index.flat_dense import CODES
 
 DIM, N = 16, 3000
 
@@ -414,3 +415,47 @@ def test_a_row_of_nsg_comes_once_to_a_query_alone(tmp_path: Path, data: Dense) -
         alone, beside = index.search(data[[query]], 50), index.search(data[[query, 0]], 50)
         np.testing.assert_array_equal(alone.rows[0], beside.rows[0])
         assert len(set(alone.rows[0])) == 50
+
+
+@pytest.mark.parametrize("factory", ["hnsw", "NSG16"])
+def test_many_hits_of_a_graph_are_those_of_flat(tmp_path: Path, data: Dense, factory: str) -> None:
+    queries, rng = data[::100], np.random.default_rng(3)
+    own, flat = (
+        build(tmp_path / kind, {"kind": "faiss", "factory": kind}, data[:2900]) for kind in (factory, "Flat")
+    )
+    exact = build(tmp_path / "exact", "flat", data[:2900])
+    for index in (own, exact):
+        index.add(data[2900:])
+        index.remove(np.arange(0, N, 7))
+    for allowed in (None, rng.random(N) < 0.8, rng.random(N) < 0.02):
+        for some in (queries, queries[:1]):
+            assert all(map(np.array_equal, own.search(some, 100, allowed), exact.search(some, 100, allowed)))
+    assert flat.store.rows("codes.bin") == 0  # no graph
+
+
+def test_a_graph_without_codes_walks(tmp_path: Path, data: Dense) -> None:
+    queries, index = data[::100], build(tmp_path / "old", "hnsw", data[:2900])
+    found = index.search(queries, 100)
+    with Store.open(tmp_path / "old") as store, store.update():
+        for name in CODES:  # as in an index that was built before graphs had codes
+            store.drop(f"{name}.bin")
+    old = open_index(Store.open(tmp_path / "old"))
+    walked = old.search(queries, 100)
+    assert np.mean([len(np.intersect1d(*pair)) for pair in zip(walked.rows, found.rows, strict=True)]) >= 95
+    old.add(data[2900:])
+    assert old.store.rows("codes.bin") == 0  # all rows have codes, or none
+    with Store.build(tmp_path / "new") as store:
+        copied = create_index(store, "hnsw")
+        copied.copy(old, np.arange(N))
+        copied.finish()
+        store.publish()
+    copied, exact = open_index(Store.open(tmp_path / "new")), build(tmp_path / "exact", "flat", data)
+    assert all(map(np.array_equal, copied.search(queries, 100), exact.search(queries, 100)))
+
+
+def test_queries_that_codes_tell_nothing_of_walk(tmp_path: Path) -> None:
+    alike = Dense(torch.ones(N, DIM) + torch.arange(N)[:, None] * 1e-7)  # codes of 8 bits are all the same
+    index = build(tmp_path, "hnsw", alike)
+    rows, scores = index.search(alike[:2], 100)
+    assert rows.shape == (2, 100)
+    assert (scores > 15.9).all()

@@ -12,6 +12,9 @@ graph needs no training and finds most for single queries; ``ivf`` builds fastes
 of 4 bits per 4 dimensions, and ``ivfpqfs`` is both. The store keeps the vectors themselves, so documents
 found by coarse codes are ranked by their exact inner products, and the vectors of a graph need only 16 bits
 in it. faiss_candidates.py says which of them are ranked where codes tie.
+
+A walk visits twice as many vectors as it finds, one by one. So beside a graph the store keeps the codes of
+`flat`, 8 bits per dimension, and a search for many hits of not too many documents scans these.
 """
 
 from __future__ import annotations
@@ -20,10 +23,11 @@ import math
 from typing import Any
 
 import numpy as np
-from irkit_kernels.dense_scan import best_of, ranking
+from irkit_kernels.dense_scan import best_of, products, ranking
 
-from irkit.core.representation import Representation
+from irkit.core.representation import Dense, Representation
 from irkit.index.array_files import Array
+from irkit.index.coded_scan import has_codes, scan_pays, search_codes
 from irkit.index.faiss_building import FaissBuilding
 from irkit.index.faiss_candidates import Reach, drop_repeats, drop_ties, find_untied
 from irkit.index.faiss_package import import_faiss
@@ -56,7 +60,9 @@ class Faiss(FaissBuilding):
         """Return a function that finds ``k`` hits of one query in this thread, if the structure suffices."""
         self._check_same()
         covered = self.covered
-        if k < 1 or covered < len(self) or self.store.rows("removed.bin") or self._few(covered, covered, k):
+        if k < 1 or covered < len(self) or self.store.rows("removed.bin"):
+            return None
+        if self._few(covered, covered, k) or self._scans_codes(k, None):
             return None
         structure = self.structure
         if is_on_gpu(structure) or hasattr(core_of(structure), "nsg"):  # whose repeats `_find` drops
@@ -94,7 +100,23 @@ class Faiss(FaissBuilding):
         return live <= max(limits.faiss_scan, covered // 20, limits.faiss_scan_per_hit * k)
 
     def _search(self, queries: Representation, k: int, keep: Array | None) -> Hits:
-        return self._search_structure(queries, k, keep, self.covered, self.store.limits.faiss_queries)
+        def walk(queries: Representation) -> Hits:
+            return self._search_structure(queries, k, keep, self.covered, self.store.limits.faiss_queries)
+
+        if not self._scans_codes(k, keep):
+            return walk(queries)
+        values, most = self.store.read("values.bin"), len(self) // self.store.limits.flat_share
+
+        def score(queries: Dense, rows: Array) -> Array:
+            return products(values, np.ascontiguousarray(queries.arrays()["values"]), rows)
+
+        return search_codes(self.store, queries, k, keep, most, score, walk)
+
+    def _scans_codes(self, k: int, keep: Array | None) -> bool:
+        """Return whether a scan of all codes takes less time than a walk through the graph."""
+        limits = self.store.limits
+        few_rows = len(self) <= limits.faiss_codes_per_hit * k and has_codes(self.store)
+        return few_rows and scan_pays(self.store, len(self), k, keep, limits.flat_share)
 
     def _look_up(self, queries: Representation, k: int, keep: Array | None, live: int) -> Hits:
         """Return the best of what the structure finds, by exact scores."""

@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from irkit.core.representation import Representation
 from irkit.errors import ConfigError, CorruptError
 from irkit.index.array_files import Array, corrupt
+from irkit.index.coded_scan import append_codes, has_codes
 from irkit.index.faiss_package import import_faiss, need_gpu
 from irkit.index.faiss_structure import (
     check_structure,
@@ -21,7 +23,7 @@ from irkit.index.faiss_structure import (
     reason_of,
     write_structure,
 )
-from irkit.index.index_base import StageProgress
+from irkit.index.index_base import Index, StageProgress
 from irkit.index.index_settings import FaissConfig
 from irkit.index.state import snapshot
 from irkit.index.stored_rows import StoredRows
@@ -145,6 +147,27 @@ class FaissBuilding(StoredRows):
         return super().stats() | {"factory": self.config.factory, "covered": self.covered}
 
     # ---- what the structure is built over ----
+
+    def copy(self, source: Index, rows: Array) -> None:
+        """See `StoredRows.copy`; codes are made again, as the source may have none."""
+        assert isinstance(source, StoredRows)
+        with self.store.update():
+            coded = self._takes_codes
+            super().copy(source, rows)
+            if coded:
+                values = source.stored_arrays(rows)["values"]
+                append_codes(self.store, torch.from_numpy(np.ascontiguousarray(values)))
+
+    def _append(self, representation: Representation) -> None:
+        coded = self._takes_codes
+        super()._append(representation)
+        if coded:
+            append_codes(self.store, torch.from_numpy(representation.arrays()["values"]))
+
+    @property
+    def _takes_codes(self) -> bool:
+        """Whether new rows get codes, for searches of a graph for many hits: all rows have codes, or none."""
+        return has_codes(self.store) if len(self) else self.config.is_graph
 
     @property
     def covered(self) -> int:

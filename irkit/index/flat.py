@@ -6,7 +6,7 @@ from typing import cast
 
 import numpy as np
 import torch
-from irkit_kernels.dense_scan import Codes, find_candidates, products
+from irkit_kernels.dense_scan import products
 from irkit_kernels.maxsim import maxsim_int8, quantize_rows
 from torch import Tensor
 
@@ -14,6 +14,7 @@ from irkit.core.representation import Dense, MultiVector, Representation
 from irkit.errors import ConfigError
 from irkit.index import bm25_index as bm25
 from irkit.index.array_files import Array
+from irkit.index.coded_scan import has_codes, scan_pays, search_codes
 from irkit.index.dense_scores import pair_scores
 from irkit.index.device import check_device, on_device
 from irkit.index.flat_dense import CODES, decode_dense, encode_dense
@@ -21,10 +22,9 @@ from irkit.index.index_base import StageProgress
 from irkit.index.index_settings import FlatConfig
 from irkit.index.store import Store
 from irkit.index.stored_rows import QUERY_BLOCK, StoredRows, search_in_blocks
-from irkit.index.topk import Hits, TopK, query_table, tensor_keys
+from irkit.index.topk import Hits, TopK, tensor_keys
 
 _WORK = 1 << 29  # bytes on a GPU of scores, keys and their choice
-_QUERIES = 64  # whose codes are scanned at once
 _CONVERTED = 2  # the share of `Limits.flat_share` where vectors have to be converted before they are scored
 _MOST = 100  # documents scored exactly beyond the hits, which are twice as many up to here
 _MARGIN = 8  # and these: 8 bits of the query confuse neighbours
@@ -95,7 +95,7 @@ class Flat(StoredRows):
         return {name: self.store.read(f"{name}.bin")[rows] for name in names}
 
     def _has_codes(self) -> bool:
-        return self.config.dtype == "int8" or self.store.rows("codes.bin") > 0
+        return self.config.dtype == "int8" or has_codes(self.store)
 
     # ---- searching ----
 
@@ -106,48 +106,26 @@ class Flat(StoredRows):
 
     def _search(self, queries: Representation, k: int, keep: Array | None) -> Hits:
         on_gpu = self._device_search(queries)
-        if on_gpu is None:
-            live = len(self) if keep is None else int(np.count_nonzero(keep))
-            least, share = self.store.limits.flat_scan, self._share
-            few = live < max(least, k * share, len(self) // self.store.limits.flat_share)
-            coded = self._has_codes() and self._metric != "euclidean"  # codes bound products
-            if few or queries.kind != "dense" or not coded:
-                return self._scan_all(queries, k, keep)
+        if on_gpu is not None:
             return search_in_blocks(
-                lambda block: self._search_codes(cast(Dense, block), k, keep), queries, _QUERIES
+                lambda block: on_gpu(cast(Dense, block).values, k, keep), queries, QUERY_BLOCK["dense"]
             )
-        return search_in_blocks(
-            lambda block: on_gpu(cast(Dense, block).values, k, keep), queries, QUERY_BLOCK["dense"]
+        coded = queries.kind == "dense" and self._has_codes() and self._metric != "euclidean"
+        if not coded or not scan_pays(self.store, len(self), k, keep, self._share):  # codes bound products
+            return self._scan_all(queries, k, keep)
+        return search_codes(
+            self.store,
+            queries,
+            k,
+            keep,
+            len(self) // self._share,
+            self._chosen_scores,
+            lambda queries: self._scan_all(queries, k, keep),
         )
-
-    def _search_codes(self, queries: Dense, k: int, keep: Array | None) -> Hits:
-        """Score the rows that the codes leave, or all if codes cannot tell."""
-        read = self.store.read
-        codes = self.store.derived(
-            "codes", lambda: Codes(*(torch.from_numpy(read(f"{name}.bin")) for name in CODES))
-        )
-        found = find_candidates(codes, queries.values, k, keep)
-        most = len(self) // self._share
-        left = [number for number, rows in enumerate(found) if rows is None or len(rows) > most]
-        for number in left:
-            found[number] = np.empty(0, np.int64)
-        rows = cast(list[Array], found)
-        owners = np.repeat(np.arange(len(rows)), [*map(len, rows)])
-        chosen = query_table(owners, np.concatenate(rows), len(rows), -1)
-        best = TopK(len(rows), k)
-        # as many columns at a time as memory allows
-        size = max(1, self.store.limits.scan_scores // len(rows))
-        for start in range(0, chosen.shape[1], size):
-            part = chosen[:, start : start + size]
-            best.push_pairs(self._chosen_scores(queries, part), part)
-        hits = best.hits()
-        if left:
-            hits.rows[left], hits.scores[left] = self._scan_all(queries[left], k, keep)
-        return hits
 
     def _chosen_scores(self, queries: Dense, chosen: Array) -> Array:
         """Return the exact scores ``(n_q, width)`` of the rows that are chosen for each query; -1 is none."""
-        own, chosen, read = queries.arrays()["values"], np.ascontiguousarray(chosen), self.store.read
+        own, read = queries.arrays()["values"], self.store.read
         if self.config.dtype != "int8":
             return pair_scores(self._metric, own, read("values.bin"), chosen)
         return products(read("codes.bin"), np.ascontiguousarray(own), chosen, read("scales.bin"))

@@ -48,6 +48,7 @@ class Limits:
         dense_segment: Rows of a segment of its lists, at most.
         faiss_scan: Rows that are scanned, as a structure would not be faster.
         faiss_scan_per_hit: Rows for each hit that are scanned, too.
+        faiss_codes_per_hit: Rows for each hit up to which a search of a graph scans codes of all rows.
         faiss_points: Vectors for each centroid that FAISS asks for.
         faiss_queries: Queries that FAISS searches at once.
         faiss_add: Rows that are added to a structure at once: a second's work for a graph.
@@ -94,6 +95,7 @@ class Limits:
     dense_segment: int = 1 << 22
     faiss_scan: int = 2048
     faiss_scan_per_hit: int = 64
+    faiss_codes_per_hit: int = 400
     faiss_points: int = 39
     faiss_queries: int = 2048
     faiss_add: int = 2048
