@@ -242,14 +242,21 @@ def search(
 @forked
 def test_sparse_search(weights: Any, terms: Any) -> None:
     rng = np.random.default_rng(0)
-    for n, dim, few in ((1, 1, 4096), (37, 65, 4096), (700, 130, 0), (16384 + 129, 9, 0)):
+    two_ranges = 16384 + 129, 9, 0
+    for n, dim, few, survey in (
+        (1, 1, 4096, 0),
+        (37, 65, 4096, 0),
+        (700, 130, 0, 0),
+        (*two_ranges, 0),
+        (*two_ranges, 1 << 40),
+    ):
         rows = [np.sort(rng.choice(dim, rng.integers(0, min(dim, 9) + 1), replace=False)) for _ in range(n)]
         values = np.concatenate(rows).astype(terms)
         amounts = (1 + 100 * rng.random(len(values))).astype(weights)
         scales = rng.random(n).astype(np.float32) if np.dtype(weights).kind == "u" else None
         offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])])
         keep = rng.random(n) < 0.7
-        check(searches, offsets, values, amounts, scales, keep, dim, Thresholds(few))
+        check(searches, offsets, values, amounts, scales, keep, dim, Thresholds(few, survey=survey))
 
 
 def searches(

@@ -17,6 +17,8 @@ The ``write_*`` functions generate LLVM IR: what a docstring says is computed, t
 5. **Scores** (`cpu_score`) are added up from the documents themselves. `cpu_heap` keeps the k best and
    raises theta.
 
+For many hits `cpu_survey` takes the place of steps 2 to 4.
+
 Sources: Turtle and Flood 1995 (Query evaluation: strategies and optimizations), MaxScore; Ding and Suel
 2011 (Faster top-k document retrieval using block-max indexes); Mallia et al. 2024 (Faster learned sparse
 retrieval with block-max pruning), bounds in few bits.
@@ -31,6 +33,7 @@ from .cpu_query import write_main
 from .cpu_range import LINES, write_refine_candidates, write_score_range, write_search_range
 from .cpu_scan import write_add_postings, write_add_vector, write_collect_candidates, write_count_sums
 from .cpu_score import clear_marks, mark, write_score_candidates, write_score_pair
+from .cpu_survey import write_survey
 
 __all__ = ["write_exact"]
 
@@ -54,7 +57,7 @@ def write_exact(terms: str, weights: str, wide: bool = False) -> str:
             *write_heap(),
             write_score_candidates(terms, weights),
         ),
-        *(write_score_range(), write_search_range(), write_refine_candidates()),
+        *(write_score_range(), write_search_range(), write_refine_candidates(), *write_survey()),
         *(_sort_terms(), _gather_lists(), _search_query(), write_main("exact")),
     )
 
@@ -174,7 +177,10 @@ def _search_query() -> Function:
         f.sum_scale = room / highest
         error = (m + 8).to("float") * 2**-22  # of sums in float32, at most
         f.margin = 1 - error
-        first = best.value
+        x.call("weigh_survey", f)
+        with x.when(f.surveyed != 0):
+            x.call("search_surveyed", f, highest)
+        first, n_ranges = best.value, x.where(f.surveyed != 0, 0, n_ranges)
         with x.range(0, n_ranges) as loop:
             this = x.where(loop.i <= first, loop.i - 1, loop.i)
             this = x.where(loop.i == 0, first, this)

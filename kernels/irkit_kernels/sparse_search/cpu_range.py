@@ -13,16 +13,29 @@ from __future__ import annotations
 from .._typed import Array, Function, Record, Value
 from .cpu_frame import FRAME, QUERY_LIST, RANGE, STEP, ceiling, unread
 
-__all__ = ["DENSE_COST", "LINES", "write_refine_candidates", "write_score_range", "write_search_range"]
+__all__ = [
+    "AHEAD",
+    "DENSE_COST",
+    "HIGH",
+    "LINES",
+    "MANY",
+    "add_list",
+    "begin_range",
+    "fetch_list",
+    "list_cost",
+    "write_refine_candidates",
+    "write_score_range",
+    "write_search_range",
+]
 
-_MANY = 30000  # terms of a query: the sums have room for no more
-_HIGH = 65536  # above all sums
+MANY = 30000  # terms of a query: the sums have room for no more
+HIGH = 65536  # above all sums
 _CHECK = 4096  # postings read between two looks at the sums
 _SCORE = 300  # postings that are read in the time of a score
 DENSE_COST = 10  # documents of a vector that are read in the time of a posting
 _GO, _FEW, _END = 0, 1, 2  # after a list: read on, few documents are possible hits, it was the last
 _EARLY = 0.12  # of the range's bound: when no more is unread, some documents are scored to have a theta
-_AHEAD, LINES = 2, 12  # lists, and lines of the cache, fetched in advance
+AHEAD, LINES = 2, 12  # lists, and lines of the cache, fetched in advance
 
 
 def write_score_range() -> Function:
@@ -33,7 +46,7 @@ def write_score_range() -> Function:
     x = Function("score_range", f=FRAME, complete="i1")
     f, complete = x.parameters
     k = f.k
-    f.high = _HIGH  # documents of at least this sum are scored already
+    f.high = HIGH  # documents of at least this sum are scored already
     f.above = 0
     f.step = k - f.n_hits + 1
     with x.repeat() as turn:
@@ -81,21 +94,48 @@ def _share(f: Record, entry: Record) -> tuple[Value, Value]:
     return share, ceiling(share * 256)
 
 
+def list_cost(x: Function, f: Record, entry: Record) -> Value:
+    """Return what it costs to read a list of the range, in postings."""
+    _, count, dense = _postings(f, entry)
+    return x.where(dense, (f.n_sums.cast("u64") // DENSE_COST).cast("i64"), count)
+
+
+def fetch_list(x: Function, f: Record, entry: Record) -> None:
+    """Bring the beginning of a list into the cache."""
+    codes, count, _ = _postings(f, entry)
+    with x.range(0, x.minimum(count * 3, 64 * LINES), 64) as loop:
+        x.prefetch(codes.at(loop.i))
+
+
+def add_list(x: Function, f: Record, entry: Record) -> Value:
+    """Add a list to the sums; return what one step of a code adds to a sum."""
+    share, factor = _share(f, entry)
+    codes, count, dense = _postings(f, entry)
+    with x.when(dense):
+        x.call("add_vector", f, codes, factor)
+    with x.when(~dense):
+        x.call("add_postings", f, codes, count, factor)
+    return share
+
+
+def begin_range(x: Function, f: Record, this: Value) -> Value:
+    """Begin a range, whose sums are all 0; return the number of its documents."""
+    documents = x.minimum(f.n - this * RANGE, RANGE)
+    length = (documents + (STEP - 1)) & -STEP
+    f.range, f.n_sums = this, length
+    sums = f.sums.cast("u8").vectors(64, align=64)
+    with x.range(0, length * 2, 64) as loop:
+        sums[loop.i] = 0
+    return documents
+
+
 def write_search_range() -> Function:
     """Search a range: read its lists in order until few documents are possible hits, and score these."""
     x = Function("search_range", f=FRAME, range="i64")
     f, this = x.parameters
-    f.range = this
     f.rescoring = 0
-
-    # All sums begin with 0.
-    documents = x.minimum(f.n - this * RANGE, RANGE)
-    length = (documents + (STEP - 1)) & -STEP
-    f.n_sums = length
-    sums = f.sums
-    with x.range(0, length * 2, 64) as loop:
-        sums.cast("u8").vectors(64, align=64)[loop.i] = 0
-    many = f.n_terms > _MANY  # the sums would overflow: all documents are scored
+    documents, sums = begin_range(x, f, this), f.sums
+    many = f.n_terms > MANY  # the sums would overflow: all documents are scored
     with x.when(many), x.range(0, documents) as loop:
         sums[loop.i] = 1
 
@@ -105,10 +145,8 @@ def write_search_range() -> Function:
     bound = f.bounds[this] * f.sum_scale
     f.unread_bound = bound
     f.read_cost = 0
-    dense_cost = (length.cast("u64") // DENSE_COST).cast("i64")
     with x.range(0, n_lists, cost=0) as loop:
-        _, count, dense = _postings(f, lists[loop.i])
-        loop.cost += x.where(dense, dense_cost, count)
+        loop.cost += list_cost(x, f, lists[loop.i])
     f.unread_cost = loop.cost
 
     following, state, early = x.local("i64"), x.local("i64"), x.local("float")
@@ -133,17 +171,10 @@ def write_search_range() -> Function:
         """Read the next list; return whether to read on."""
         # Fetch a list ahead, then add this one to the sums.
         i = following.value
-        codes, count, _ = _postings(f, lists[x.minimum(i + _AHEAD, n_lists - 1)])
-        with x.range(0, x.minimum(count * 3, 64 * LINES), 64) as loop:
-            x.prefetch(codes.at(loop.i))
-        share, factor = _share(f, lists[i])
-        codes, count, dense = _postings(f, lists[i])
-        with x.when(dense):
-            x.call("add_vector", f, codes, factor)
-        with x.when(~dense):
-            x.call("add_postings", f, codes, count, factor)
+        fetch_list(x, f, lists[x.minimum(i + AHEAD, n_lists - 1)])
+        share = add_list(x, f, lists[i])
         # Note what is still unread, and look at the sums now and then.
-        cost = x.where(dense, dense_cost, count)
+        cost = list_cost(x, f, lists[i])
         unread_bound = f.unread_bound - share * 255
         f.unread_bound = unread_bound
         f.unread_cost -= cost
@@ -162,7 +193,7 @@ def write_search_range() -> Function:
     # Score the possible hits: if few, after a look at the unread vectors, else in the order of their sums.
     few = state.value == _FEW
     with x.when(few):
-        x.call("collect_candidates", f, f.least_sum - unread(f), _HIGH)
+        x.call("collect_candidates", f, f.least_sum - unread(f), HIGH)
         x.call("refine_candidates", f, lists, following.value, n_lists)
         x.call("score_candidates", f)
     with x.when(~few):

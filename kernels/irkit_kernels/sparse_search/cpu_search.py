@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import struct
 import threading
 from collections.abc import Callable
@@ -51,11 +52,14 @@ class Thresholds:
         per_score: Exact search of this number of documents takes as long as scoring one document. If there
             are fewer documents than this for each document that approximate search may score, search is
             exact, too.
+        survey: Postings that exact search reads in the time that it takes to score two documents, about; see
+            `cpu_survey`. With 0 it never reads all lists first.
     """
 
     few: int = MOST_DOCUMENTS
     approximate: int = 1 << 15
     per_score: int = 200
+    survey: int = 300
 
 
 DEFAULT = Thresholds()
@@ -88,7 +92,9 @@ class Exact:
             self._arrays["row_scales"] = scales
         self._frame = np.zeros(len(_WORD), np.int64)
         _set_addresses(self._frame, self._arrays)
-        for name, number in (("n", len(offsets) - 1), ("n_ranges", self._n_ranges), ("dim", self._dim)):
+        numbers = {"n": len(offsets) - 1, "n_ranges": self._n_ranges, "dim": self._dim}
+        numbers["survey_gain"] = int(thresholds.survey * math.log(max(1, self._n_ranges)))
+        for name, number in numbers.items():
             self._frame[_WORD[name]] = number
         self._exact = _exact(KINDS[str(terms.dtype)], KINDS[str(weights.dtype)])
         self._thread = threading.local()
@@ -185,6 +191,7 @@ class Exact:
         """
         frame, rows, scores = prepared.copy(), np.empty((1, k), np.int64), np.empty((1, k), np.float32)
         memory: dict[str, Array] = {"rows": rows, "scores": scores, "q_offsets": np.zeros(2, np.int64)}
+        memory |= {"keys": np.empty(k, np.int64)}
         memory |= {"q_terms": np.empty(LONG, np.int32), "q_weights": np.empty(LONG, np.float32)}
         _set_addresses(frame, memory)
         for name, number in (("n_q", 1), ("k", k), ("keep", 0)):
@@ -236,6 +243,8 @@ class Exact:
         thread.offsets = np.empty(n_q + 1, np.int64)
         thread.terms, thread.weights = np.empty(m, np.int32), np.empty(m, np.float32)
         thread.rows, thread.scores = np.empty(hits, np.int64), np.empty(hits, np.float32)
+        thread.memory["keys"] = np.empty(hits, np.int64)
+        _set_addresses(thread.frame, {"keys": thread.memory["keys"]})
         inputs, results = (thread.offsets, thread.terms, thread.weights), (thread.rows, thread.scores)
         thread.addresses = tuple(map(address, inputs)), tuple(map(address, results))
 
@@ -252,6 +261,9 @@ class Exact:
             thread.frame, thread.longest, thread.size = self._frame.copy(), -1, (-1, -1, -1)
             thread.memory = {
                 "sums": aligned(2 * _NARROW),  # of all rows that damaged postings can have
+                "all_sums": aligned(
+                    2 * (self._n_ranges * RANGE + _NARROW)
+                ),  # takes no room before it is used
                 "candidates": np.empty(RANGE + 1, np.int32),
                 "list_counts": np.empty(self._n_ranges, np.int32),
                 "bounds": np.empty(self._n_ranges, np.float32),

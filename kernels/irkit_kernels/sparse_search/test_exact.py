@@ -118,6 +118,28 @@ def test_many_ranges(large: tuple[Array, Array]) -> None:
     assert_same(tuple(np.concatenate(parts) for parts in zip(*one, strict=True)), expected(scores, 10))
 
 
+@pytest.mark.parametrize("survey", [0, 1 << 40], ids=["no survey", "always a survey"])
+def test_many_hits(large: tuple[Array, Array], survey: int) -> None:
+    documents, queries = large
+    scores, keep = queries @ documents.T, np.random.default_rng(2).random(len(documents)) < 0.5
+    index = searcher((*csr(documents), None), documents.shape[1], Thresholds(few=0, survey=survey))
+    for k in (1, 40, 3000, len(documents)):
+        assert_same(index.search(queries_of(queries[:9]), k), expected(scores[:9], k))
+    assert_same(index.search(queries_of(queries), 40, keep), expected(scores, 40, keep))
+    one = np.eye(documents.shape[1], dtype=np.float32)[[0, 5, 59]]  # a term each: many ties, few documents
+    assert_same(index.search(queries_of(one), 2000), expected(one @ documents.T, 2000))
+
+
+def test_a_survey_of_real_weights_changes_nothing(large: tuple[Array, Array]) -> None:
+    rng = np.random.default_rng(3)
+    forward = (*csr(large[0] * rng.lognormal(0, 1, large[0].shape).astype(np.float32)), None)
+    queries = queries_of(large[1] * rng.lognormal(0, 2, large[1].shape).astype(np.float32))
+    ways = [Thresholds(few=0, survey=survey) for survey in (0, 1 << 40)]
+    without, surveyed = (searcher(forward, large[0].shape[1], way) for way in ways)
+    for k in (1, 100, 5000):
+        assert_same(surveyed.search(queries, k), without.search(queries, k))
+
+
 def test_real_weights(large: tuple[Array, Array]) -> None:
     rng = np.random.default_rng(3)
     documents = large[0] * rng.lognormal(0, 1, large[0].shape).astype(np.float32)
