@@ -272,8 +272,9 @@ def searches(
         for filtered in (None, keep):
             for k in (1, min(n, 40)):
                 results.append(searcher.find(queries, k, filtered, effort))
-    single = searcher.single(1)(torch.from_numpy(asked), torch.ones(len(asked)))
-    return (*results, single or ())
+    for k in (1, min(n, 40)):
+        results.append(searcher.single(k)(torch.from_numpy(asked), torch.ones(len(asked))) or ())
+    return tuple(results)
 
 
 @pytest.mark.parametrize(

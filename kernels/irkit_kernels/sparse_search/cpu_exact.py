@@ -179,7 +179,7 @@ def _search_query() -> Function:
         f.margin = 1 - error
         x.call("weigh_survey", f)
         with x.when(f.surveyed != 0):
-            x.call("search_surveyed", f, highest)
+            x.call("search_surveyed", f)
         first, n_ranges = best.value, x.where(f.surveyed != 0, 0, n_ranges)
         with x.range(0, n_ranges) as loop:
             this = x.where(loop.i <= first, loop.i - 1, loop.i)

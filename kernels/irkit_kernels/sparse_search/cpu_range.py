@@ -16,11 +16,12 @@ from .cpu_frame import FRAME, QUERY_LIST, RANGE, STEP, ceiling, unread
 __all__ = [
     "AHEAD",
     "DENSE_COST",
-    "HIGH",
     "LINES",
     "MANY",
+    "SUMS",
     "add_list",
     "begin_range",
+    "enter_range",
     "fetch_list",
     "list_cost",
     "write_refine_candidates",
@@ -29,7 +30,7 @@ __all__ = [
 ]
 
 MANY = 30000  # terms of a query: the sums have room for no more
-HIGH = 65536  # above all sums
+SUMS = 65536  # above all sums
 _CHECK = 4096  # postings read between two looks at the sums
 _SCORE = 300  # postings that are read in the time of a score
 DENSE_COST = 10  # documents of a vector that are read in the time of a posting
@@ -46,7 +47,7 @@ def write_score_range() -> Function:
     x = Function("score_range", f=FRAME, complete="i1")
     f, complete = x.parameters
     k = f.k
-    f.high = HIGH  # documents of at least this sum are scored already
+    f.high = SUMS  # documents of at least this sum are scored already
     f.above = 0
     f.step = k - f.n_hits + 1
     with x.repeat() as turn:
@@ -118,13 +119,17 @@ def add_list(x: Function, f: Record, entry: Record) -> Value:
     return share
 
 
+def enter_range(x: Function, f: Record, this: Value) -> Value:
+    """Make a range the one that functions work on; return the number of its documents."""
+    documents = x.minimum(f.n - this * RANGE, RANGE)
+    f.range, f.n_sums = this, (documents + (STEP - 1)) & -STEP
+    return documents
+
+
 def begin_range(x: Function, f: Record, this: Value) -> Value:
     """Begin a range, whose sums are all 0; return the number of its documents."""
-    documents = x.minimum(f.n - this * RANGE, RANGE)
-    length = (documents + (STEP - 1)) & -STEP
-    f.range, f.n_sums = this, length
-    sums = f.sums.cast("u8").vectors(64, align=64)
-    with x.range(0, length * 2, 64) as loop:
+    documents, sums = enter_range(x, f, this), f.sums.cast("u8").vectors(64, align=64)
+    with x.range(0, f.n_sums * 2, 64) as loop:
         sums[loop.i] = 0
     return documents
 
@@ -193,7 +198,7 @@ def write_search_range() -> Function:
     # Score the possible hits: if few, after a look at the unread vectors, else in the order of their sums.
     few = state.value == _FEW
     with x.when(few):
-        x.call("collect_candidates", f, f.least_sum - unread(f), HIGH)
+        x.call("collect_candidates", f, f.least_sum - unread(f), SUMS)
         x.call("refine_candidates", f, lists, following.value, n_lists)
         x.call("score_candidates", f)
     with x.when(~few):

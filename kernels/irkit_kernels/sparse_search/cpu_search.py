@@ -52,8 +52,8 @@ class Thresholds:
         per_score: Exact search of this number of documents takes as long as scoring one document. If there
             are fewer documents than this for each document that approximate search may score, search is
             exact, too.
-        survey: Postings that exact search reads in the time that it takes to score two documents, about; see
-            `cpu_survey`. With 0 it never reads all lists first.
+        survey: Postings for each hit, times the logarithm of the number of ranges, up to which exact search
+            reads all lists first, see `cpu_survey`; fitted. With 0 it never does.
     """
 
     few: int = MOST_DOCUMENTS
@@ -104,8 +104,8 @@ class Exact:
         """Find the best documents of each query.
 
         Args:
-            queries: ``offsets (n_q + 1,)`` int64, ``terms`` int32 and ``weights`` float32 above 0. No
-                document has terms from dim on.
+            queries: ``offsets (n_q + 1,)`` int64, ``terms`` int32, each once per query, and ``weights``
+                float32 above 0. No document has terms from dim on.
             k: Hits per query.
             keep: ``(n,)`` bool, documents that may be found.
 
@@ -168,8 +168,9 @@ class Exact:
         # Copy the queries into the arrays of this thread.
         frame = prepare(longest)
         thread, hits = self._thread, rows.size
-        if n_q > thread.size[0] or m > thread.size[1] or hits > thread.size[2]:
-            self._allocate(n_q, m, hits)
+        most, k = thread.size, rows.shape[1]
+        if n_q > most[0] or m > most[1] or hits > most[2] or k > most[3]:
+            self._allocate(n_q, m, hits, k)
         thread.offsets[: n_q + 1], thread.terms[:m], thread.weights[:m] = offsets, terms, weights
         inputs, results = thread.addresses
         filter_address = 0 if keep is None else address(keep)
@@ -196,7 +197,7 @@ class Exact:
         _set_addresses(frame, memory)
         for name, number in (("n_q", 1), ("k", k), ("keep", 0)):
             frame[_WORD[name]] = number
-        memory |= self._thread.memory  # which a longer query replaces
+        memory = self._thread.memory | memory  # of the thread, whose own a longer query replaces
         # Python looks local names up faster than attributes of modules and objects.
         view, frame_address, refused = frame.data, address(frame), _WORD["refused"]
         pack, term_words, float32 = _SINGLE.pack_into, _TERM_WORDS, torch.float32
@@ -237,13 +238,13 @@ class Exact:
         return {"few_lists": lists[0], "few_rows": lists[1], "few_weights": weights}
 
     def _allocate(self, *size: int) -> None:
-        """Make the arrays of this thread; ``size`` is the number of queries, of terms and of hits."""
+        """Make the arrays of this thread, for numbers of queries, terms, hits, and hits of a query."""
         thread = self._thread
-        thread.size = n_q, m, hits = tuple(map(max, size, thread.size))
+        thread.size = n_q, m, hits, k = tuple(map(max, size, thread.size))
         thread.offsets = np.empty(n_q + 1, np.int64)
         thread.terms, thread.weights = np.empty(m, np.int32), np.empty(m, np.float32)
         thread.rows, thread.scores = np.empty(hits, np.int64), np.empty(hits, np.float32)
-        thread.memory["keys"] = np.empty(hits, np.int64)
+        thread.memory["keys"] = np.empty(k, np.int64)
         _set_addresses(thread.frame, {"keys": thread.memory["keys"]})
         inputs, results = (thread.offsets, thread.terms, thread.weights), (thread.rows, thread.scores)
         thread.addresses = tuple(map(address, inputs)), tuple(map(address, results))
@@ -258,7 +259,7 @@ class Exact:
         """Return the frame of this thread, with scratch memory for queries of up to ``longest`` terms."""
         thread = self._thread
         if not hasattr(thread, "frame"):
-            thread.frame, thread.longest, thread.size = self._frame.copy(), -1, (-1, -1, -1)
+            thread.frame, thread.longest, thread.size = self._frame.copy(), -1, (-1, -1, -1, -1)
             thread.memory = {
                 "sums": aligned(2 * _NARROW),  # of all rows that damaged postings can have
                 "all_sums": aligned(

@@ -3,8 +3,8 @@
 The ``write_*`` functions generate LLVM IR: what a docstring says is computed, the generated code computes.
 
 `cpu_exact` searches range by range, so it scores documents of the first ranges that are no hits beside those
-of later ones: about ``1 + ln(ranges)`` documents for each hit. If reading all lists costs less than these
-scores, a survey takes the place of steps 2 to 4 there:
+of later ones: 4 documents for each hit where there are 7 ranges, and their number grows as the logarithm of
+the ranges. If reading all lists costs less than these scores, a survey takes the place of steps 2 to 4 there:
 
 1. **Sums.** All lists are added to sums, which this search keeps for all documents of the index.
 2. **Limit.** A bisection finds a sum that k documents reach, and few more.
@@ -15,8 +15,8 @@ scores, a survey takes the place of steps 2 to 4 there:
 from __future__ import annotations
 
 from .._typed import Function, Record, Value
-from .cpu_frame import FRAME, RANGE, STEP, ceiling
-from .cpu_range import AHEAD, HIGH, MANY, add_list, begin_range, fetch_list, list_cost
+from .cpu_frame import FRAME, RANGE
+from .cpu_range import AHEAD, MANY, SUMS, add_list, begin_range, enter_range, fetch_list, list_cost
 
 __all__ = ["write_survey"]
 
@@ -44,9 +44,9 @@ def _weigh_survey() -> Function:
 
 
 def _enter(x: Function, f: Record, this: Value) -> None:
-    """Make the sums of a range those that functions read."""
-    f.range, f.sums = this, f.all_sums.at(this * RANGE)
-    f.n_sums = (x.minimum(f.n - this * RANGE, RANGE) + (STEP - 1)) & -STEP
+    """Make a range, and its part of the sums, those that functions work on."""
+    f.sums = f.all_sums.at(this * RANGE)
+    enter_range(x, f, this)
 
 
 def _add_all() -> Function:
@@ -76,14 +76,14 @@ def _count_all() -> Function:
 
 
 def _search_surveyed() -> Function:
-    """Search for a query whose scores are at most ``highest``."""
-    x = Function("search_surveyed", f=FRAME, highest="float")
-    f, highest = x.parameters
+    """Search for a query."""
+    x = Function("search_surveyed", f=FRAME)
+    (f,) = x.parameters
     own, k, m = f.sums, f.k, f.n_terms
     x.call("add_all", f)
 
     # A sum that k documents reach, and at most an eighth more; 1 if fewer have a sum.
-    f.low, f.top = 1, HIGH
+    f.low, f.top = 1, SUMS
     with x.repeat() as bisection:
         middle = (f.low + f.top) >> 1
         x.call("count_all", f, middle)
@@ -93,13 +93,14 @@ def _search_surveyed() -> Function:
         close = reached & (f.above <= k + (k >> 3))
         bisection.again_if((f.top - f.low > 1) & ~close)
 
-    # Each list is rounded up by a step of its codes, and by 2 in the sum; scores round, too, but by less.
-    slack = ceiling(highest * f.sum_scale / 255) + m * 3 + 8
+    # Each list is rounded up by a step of its codes, a 255th of what it adds at most, and by 2 in the sum.
+    # Scores round, too, but by less than 1 for each list.
+    slack = m * 3 + (SUMS // 255 + 8)
     low = x.maximum(f.low - slack, 1)
     f.rescoring = 0
     with x.range(0, f.n_ranges) as loop:
         _enter(x, f, loop.i)
-        x.call("collect_candidates", f, low, HIGH)
+        x.call("collect_candidates", f, low, SUMS)
         x.call("score_candidates", f)
     f.sums = own
     return x

@@ -124,8 +124,8 @@ class Searcher(Exact):
         """Find the best documents of each query, exactly or approximately.
 
         Args:
-            queries: ``offsets (n_q + 1,)``, ``terms`` and ``weights`` above 0, of any types that int64,
-                int32 and float32 can hold. No document has terms from ``dim`` on.
+            queries: ``offsets (n_q + 1,)``, ``terms``, each once per query, and ``weights`` above 0, of any
+                types that int64, int32 and float32 can hold. No document has terms from ``dim`` on.
             k: Hits per query.
             keep: ``(n,)`` bool, documents that may be found; None means all.
             effort: Above 0 and below 1. 1 or None searches exactly. So does an effort that would take longer

@@ -15,7 +15,7 @@ from irkit_kernels._jit import compiling_for
 from irkit_kernels._testing import OLD, in_child, needs_x86
 from irkit_kernels.sparse_search.cpu_build import build_exact
 from irkit_kernels.sparse_search.cpu_frame import RANGE
-from irkit_kernels.sparse_search.cpu_search import Exact, Thresholds
+from irkit_kernels.sparse_search.cpu_search import _WORD, Exact, Thresholds
 
 Array = NDArray[Any]
 Forward = tuple[Array, Array, Array, Array | None]
@@ -118,7 +118,10 @@ def test_many_ranges(large: tuple[Array, Array]) -> None:
     assert_same(tuple(np.concatenate(parts) for parts in zip(*one, strict=True)), expected(scores, 10))
 
 
-@pytest.mark.parametrize("survey", [0, 1 << 40], ids=["no survey", "always a survey"])
+SURVEYS = pytest.mark.parametrize("survey", [0, 1 << 40], ids=["no survey", "always a survey"])
+
+
+@SURVEYS
 def test_many_hits(large: tuple[Array, Array], survey: int) -> None:
     documents, queries = large
     scores, keep = queries @ documents.T, np.random.default_rng(2).random(len(documents)) < 0.5
@@ -128,6 +131,20 @@ def test_many_hits(large: tuple[Array, Array], survey: int) -> None:
     assert_same(index.search(queries_of(queries), 40, keep), expected(scores, 40, keep))
     one = np.eye(documents.shape[1], dtype=np.float32)[[0, 5, 59]]  # a term each: many ties, few documents
     assert_same(index.search(queries_of(one), 2000), expected(one @ documents.T, 2000))
+    assert bool(index._thread.frame[_WORD["surveyed"]]) == (survey > 0)
+
+
+@pytest.mark.parametrize("weights", ["float32", "float16", "uint16", "uint8"])
+def test_surveys_of_every_kind_of_array(large: tuple[Array, Array], weights: str) -> None:
+    documents, queries = large[0], large[1][:5]
+    offsets, terms, values = csr(documents)
+    scales = None
+    if weights.startswith("uint"):
+        scales = 2.0 ** np.random.default_rng(3).integers(-3, 3, len(documents)).astype(np.float32)
+    always = Thresholds(few=0, survey=1 << 40)
+    index = searcher((offsets, terms, values.astype(weights), scales), documents.shape[1], always)
+    scores = queries @ documents.T * (1 if scales is None else scales)
+    assert_same(index.search(queries_of(queries), 500), expected(scores, 500))
 
 
 def test_a_survey_of_real_weights_changes_nothing(large: tuple[Array, Array]) -> None:
@@ -229,9 +246,10 @@ def test_tiny_and_huge_weights() -> None:
     np.testing.assert_allclose(scores, wanted[1], rtol=2**-22)
 
 
-def test_threads_share_an_index(large: tuple[Array, Array]) -> None:
+@SURVEYS
+def test_threads_share_an_index(large: tuple[Array, Array], survey: int) -> None:
     documents, queries = large
-    index = searcher((*csr(documents), None), documents.shape[1])
+    index = searcher((*csr(documents), None), documents.shape[1], Thresholds(few=0, survey=survey))
     wanted = expected(queries @ documents.T, 10)
     with ThreadPoolExecutor(4) as pool:
         for found in pool.map(lambda _: index.search(queries_of(queries), 10), range(12)):
@@ -265,6 +283,7 @@ def test_processors_without_wide_registers(large: tuple[Array, Array], weights: 
     def run() -> None:
         with compiling_for(OLD):
             index = searcher((offsets, terms, values.astype(weights), None), documents.shape[1])
-        assert_same(index.search(queries_of(queries), 10), expected(queries @ documents.T, 10))
+        for k in (10, 3000):
+            assert_same(index.search(queries_of(queries), k), expected(queries @ documents.T, k))
 
     in_child(run)

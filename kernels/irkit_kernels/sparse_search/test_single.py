@@ -157,20 +157,24 @@ def test_documents_with_terms_in_any_order_are_added_up_in_theirs() -> None:
     np.testing.assert_array_equal(scores[0], wanted[rows[0]])
 
 
-def test_results_are_not_overwritten_and_long_queries_may_come_between() -> None:
+@pytest.mark.parametrize("k", [10, 60, 1000])
+def test_results_are_not_overwritten_and_long_queries_may_come_between(k: int) -> None:
     rng = np.random.default_rng(0)
-    index = searcher(rng, 150)
-    single, kept = index.single(10), []
-    for m in (9, 300, 20, LONG, 500, 7):
+    index = searcher(rng, 1500, thresholds=Thresholds(few=0))
+    before = query(rng, 30)  # after which this thread has memory of its own
+    index.find((np.array([0, 30]), before[0].numpy(), before[1].numpy()), k)
+    single, kept = index.single(k), []
+    for m in (9, 300, 20, LONG, 500, 7, 120, 130, 140):
         asked = query(rng, m)
         found = single(*asked)
-        assert (found is None) == (m > LONG)
-        if found is None:
-            index.find((np.array([0, m]), asked[0].numpy(), asked[1].numpy()), 10)
-        else:
+        if m > LONG:
+            assert found is None
+            index.find((np.array([0, m]), asked[0].numpy(), asked[1].numpy()), k)
+        elif found is not None:  # which it is if there are fewer hits
             kept.append((found, asked))
+    assert len(kept) >= 3
     for found, asked in kept:
-        assert_same(found, index, asked, 10)
+        assert_same(found, index, asked, k)
 
 
 def test_what_it_leaves_to_others() -> None:
