@@ -459,3 +459,18 @@ def test_queries_that_codes_tell_nothing_of_walk(tmp_path: Path) -> None:
     rows, scores = index.search(alike[:2], 100)
     assert rows.shape == (2, 100)
     assert (scores > 15.9).all()
+
+
+@pytest.mark.parametrize("name", CODES)
+@pytest.mark.parametrize("cut", [1, None])
+def test_codes_of_a_graph_that_do_not_fit_are_refused(
+    tmp_path: Path, data: Dense, name: str, cut: int | None
+) -> None:
+    build(tmp_path, "hnsw", data[:300])
+    with Store.open(tmp_path) as store, store.update():
+        kept = store.read(f"{name}.bin")[:-1].copy()
+        store.drop(f"{name}.bin")
+        if cut:
+            store.append(f"{name}.bin", kept)
+    with pytest.raises(CorruptError, match=name):
+        Store.open(tmp_path)

@@ -150,24 +150,24 @@ class FaissBuilding(StoredRows):
 
     def copy(self, source: Index, rows: Array) -> None:
         """See `StoredRows.copy`; codes are made again, as the source may have none."""
-        assert isinstance(source, StoredRows)
-        with self.store.update():
-            coded = self._takes_codes
+        with self.store.update(), self._coding():
             super().copy(source, rows)
-            if coded:
-                values = source.stored_arrays(rows)["values"]
-                append_codes(self.store, torch.from_numpy(np.ascontiguousarray(values)))
 
     def _append(self, representation: Representation) -> None:
-        coded = self._takes_codes
-        super()._append(representation)
-        if coded:
-            append_codes(self.store, torch.from_numpy(representation.arrays()["values"]))
+        with self._coding():
+            super()._append(representation)
 
-    @property
-    def _takes_codes(self) -> bool:
-        """Whether new rows get codes, for searches of a graph for many hits: all rows have codes, or none."""
-        return has_codes(self.store) if len(self) else self.config.is_graph
+    @contextlib.contextmanager
+    def _coding(self) -> Iterator[None]:
+        """Append codes of the rows that are added inside, for searches of a graph for many hits.
+
+        All rows have codes, or none, as in indexes that were built before there were codes.
+        """
+        before = self.store.rows("values.bin")
+        coded = has_codes(self.store) if before else self.config.is_graph
+        yield
+        if coded:
+            append_codes(self.store, torch.from_numpy(self.store.read("values.bin")[before:]))
 
     @property
     def covered(self) -> int:

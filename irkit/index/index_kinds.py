@@ -111,10 +111,7 @@ def flat_arrays(entries: Entries, about: Mapping[str, Any], config: FlatConfig) 
         dtype = {"float32": "<f4", "float16": "<f2", "bfloat16": "<u2", "int8": None}[config.dtype]
         if dtype:
             yield "values.bin", dtype, (dim,), n
-        if not dtype or "codes.bin" in entries:
-            yield "codes.bin", "|u1", (dim + -dim % 64,), n
-            for name in ("scales.bin", "margins.bin", "norms.bin"):
-                yield name, "<f4", (), n
+        yield from _code_arrays(entries, n, dim, needed=not dtype)
         return
     yield "lengths.bin", "<i8", (), n
     if about["representation"] == "sparse":
@@ -125,6 +122,15 @@ def flat_arrays(entries: Entries, about: Mapping[str, Any], config: FlatConfig) 
         yield "scales.bin", "<f4", (), count_rows(entries, "values.bin")
     else:
         yield "values.bin", "<f4", (dim,), None
+
+
+def _code_arrays(entries: Entries, n: int, dim: int, needed: bool) -> Iterator[Expected]:
+    """Yield the codes of `irkit.index.flat_dense`: all of them, or none if they are not needed."""
+    shapes: dict[str, tuple[int, ...]] = {"codes.bin": (dim + -dim % 64,)}
+    shapes |= dict.fromkeys(("scales.bin", "margins.bin", "norms.bin"), ())
+    if needed or not entries.keys().isdisjoint(shapes):
+        for name, shape in shapes.items():
+            yield name, "<f4" if shape == () else "|u1", shape, n
 
 
 def inverted_arrays(entries: Entries, about: Mapping[str, Any], config: InvertedConfig) -> Iterator[Expected]:
@@ -141,8 +147,9 @@ def inverted_arrays(entries: Entries, about: Mapping[str, Any], config: Inverted
 
 
 def faiss_arrays(entries: Entries, about: Mapping[str, Any], config: Any) -> Iterator[Expected]:
-    """Yield the vectors, and the structure if it covers rows."""
+    """Yield the vectors, their codes, and the structure if it covers rows."""
     rows = count_rows(entries, "faiss.index")
+    yield from _code_arrays(entries, about["rows"], about["dim"], needed=False)
     yield "values.bin", "<f4", (about["dim"],), about["rows"]
     yield "faiss.index", "|u1", (), rows or 1 if about.get("covered", 0) else None
 

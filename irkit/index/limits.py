@@ -35,7 +35,7 @@ class Limits:
         flat_share: `flat` also scores all vectors without codes if there are fewer than ``flat_share``
             vectors per hit, if a filter allows less than 1 / ``flat_share`` of them, or if the codes leave
             more than 1 / ``flat_share`` of them. The first and the last rule use 2 instead for vectors in
-            another dtype than float32, which are converted.
+            another dtype than float32, which are converted. These rules hold for graphs of FAISS, too.
         bm25_drift: Relative change of the mean length of documents that makes BM25 compute all weights again.
         bm25_uncounted: Share of the rows that statistics of BM25 need not include; opening counts them.
         inverted_unlisted: Rows that are not listed on disk; a search lists them in memory.
@@ -48,7 +48,8 @@ class Limits:
         dense_segment: Rows of a segment of its lists, at most.
         faiss_scan: Rows that are scanned, as a structure would not be faster.
         faiss_scan_per_hit: Rows for each hit that are scanned, too.
-        faiss_codes_per_hit: Rows for each hit up to which a search of a graph scans codes of all rows.
+        faiss_codes_per_hit: Rows for each hit up to which a search of a graph scans codes of all rows instead
+            of walking, if `flat` would scan them.
         faiss_points: Vectors for each centroid that FAISS asks for.
         faiss_queries: Queries that FAISS searches at once.
         faiss_add: Rows that are added to a structure at once: a second's work for a graph.
