@@ -107,14 +107,13 @@ def _times(index: Any, queries: Any) -> dict[str, list[float]]:
     ways = {"ms/query": partial(by_irkit, 10)}
     ways |= {f"ms/query, {k} hits": partial(by_irkit, k) for k in (100, 1000)}
     if isinstance(index, Faiss):  # the same structure, ranked by vectors that FAISS holds
-        structure, _ = index.store.derived("structure", index._open)
-        width, flat = index._fetched(structure, 10), faiss.IndexFlatIP(DIM)
+        structure, reach = index.structure, index.reach(10, index.covered, index.covered, False)
+        flat, parameters = faiss.IndexFlatIP(DIM), index._parameters(structure, reach, None)
         flat.add(index.store.read("values.bin"))
-        parameters = index._parameters(structure, width, None)
         bare = structure
-        if width > 10:
-            bare = faiss.IndexRefine(structure, flat)
-            parameters = faiss.IndexRefineSearchParameters(k_factor=width / 10, base_index_params=parameters)
+        if reach.width > 10:
+            bare, factor = faiss.IndexRefine(structure, flat), reach.width / 10
+            parameters = faiss.IndexRefineSearchParameters(k_factor=factor, base_index_params=parameters)
         values = queries.values.numpy()
 
         def by_faiss() -> None:

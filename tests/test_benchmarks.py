@@ -764,6 +764,15 @@ def test_bfloat16_is_left_out_where_it_is_slow(
     assert "without bfloat16" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("kind", ["ivfpqfs", "hnsw"])
+def test_an_index_of_faiss_is_compared_with_the_bare_one(kind: str) -> None:
+    from benchmarks import index
+
+    row = index.measure(kind, 3000)
+    assert (row["documents"], row["recall@10"] > 0.5, row["x FAISS"] > 0.05) == (3000, True, True)
+    assert row[index.BARE] > 0
+
+
 def test_every_bar_of_search_is_listed_and_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from benchmarks import harness, search_bars
 
