@@ -100,7 +100,7 @@ def test_actors_get_as_many_queries_as_they_answer_in_time(ray: RayHere, tmp_pat
     assert all(map(np.array_equal, many.index.search(queries, 5), found))
 
 
-@pytest.mark.parametrize(("kind", "single"), [("bm25", 1), ("dense", 1), ("flat", 3), ("muvera", 1)])
+@pytest.mark.parametrize(("kind", "single"), [("bm25", 1), ("dense", 1), ("flat", 3), ("muvera", 3)])
 def test_queries_of_all_kinds_are_shared_but_single_ones_of_scans(
     ray: RayHere, tmp_path: Path, kind: str, single: int
 ) -> None:

@@ -8,7 +8,7 @@ heads, the same actors are asked once for each head.
 
 If all shards have no more than `Limits.shared_bytes`, actors share the queries instead: each maps all files,
 and searches them for its queries. Two searches of small indexes still go to the shards: fewer queries than
-actors in `flat`, and BM25 with another formula than that of the index (`RayIndex.divide`).
+actors in `flat` or `muvera`, and BM25 with another formula than that of the index (`RayIndex.divide`).
 
 Queries are encoded, and texts are read, by the process that searches. So it and the actors need the same
 directory under the same path.
@@ -31,6 +31,7 @@ from irkit.errors import BadTypeError, BadValueError, StorageError
 from irkit.index import Hits, Store
 from irkit.index.array_files import Array
 from irkit.index.flat import Flat
+from irkit.index.muvera import Muvera
 from irkit.index.state import snapshot
 from irkit.ray_engine.ray_start import start_ray
 from irkit.ray_engine.shard_actors import Answers, ShardActors
@@ -185,7 +186,7 @@ class RayIndex(ShardedIndex):
     def divide(self, queries: Representation, k: int, allowed: Array | None) -> Hits | None:
         """See `ShardedIndex.divide`."""
         # half of the documents take about half of the time only where most of it goes to scoring them
-        is_split = len(queries) < len(self._actors.replicas) and isinstance(self.parts[0], Flat)
+        is_split = len(queries) < len(self._actors.replicas) and isinstance(self.parts[0], Flat | Muvera)
         # with another formula an index lists all rows in memory, which each actor does for its shards only
         if is_split or self.formula is not None or len(self.parts) == 1:
             return None
