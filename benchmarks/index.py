@@ -100,9 +100,11 @@ def _times(index: Any, queries: Any) -> dict[str, list[float]]:
     """Time all queries one by one, in turns: for 10, 100 and 1,000 hits, and by the bare index of FAISS."""
     from irkit.index.faiss import Faiss, faiss
 
+    single = [queries[at : at + 1] for at in range(QUERIES)]
+
     def by_irkit(k: int) -> None:
-        for at in range(QUERIES):
-            index.search(queries[at : at + 1], k)
+        for query in single:
+            index.search(query, k)
 
     ways = {"ms/query": partial(by_irkit, 10)}
     ways |= {f"ms/query, {k} hits": partial(by_irkit, k) for k in (100, 1000)}
@@ -114,11 +116,11 @@ def _times(index: Any, queries: Any) -> dict[str, list[float]]:
         if reach.width > 10:
             bare, factor = faiss.IndexRefine(structure, flat), reach.width / 10
             parameters = faiss.IndexRefineSearchParameters(k_factor=factor, base_index_params=parameters)
-        values = queries.values.numpy()
+        arrays = [query.values.numpy() for query in single]
 
         def by_faiss() -> None:
-            for at in range(QUERIES):
-                bare.search(values[at : at + 1], 10, params=parameters)
+            for array in arrays:
+                bare.search(array, 10, params=parameters)
 
         ways[BARE] = by_faiss
     return interleave(ways)
