@@ -192,8 +192,8 @@ class Exact:
         """
         frame, rows, scores = prepared.copy(), np.empty((1, k), np.int64), np.empty((1, k), np.float32)
         memory: dict[str, Array] = {"rows": rows, "scores": scores, "q_offsets": np.zeros(2, np.int64)}
-        memory |= {"keys": np.empty(k, np.int64)}
         memory |= {"q_terms": np.empty(LONG, np.int32), "q_weights": np.empty(LONG, np.float32)}
+        memory["keys"] = np.empty(k, np.int64)
         _set_addresses(frame, memory)
         for name, number in (("n_q", 1), ("k", k), ("keep", 0)):
             frame[_WORD[name]] = number
@@ -262,9 +262,8 @@ class Exact:
             thread.frame, thread.longest, thread.size = self._frame.copy(), -1, (-1, -1, -1, -1)
             thread.memory = {
                 "sums": aligned(2 * _NARROW),  # of all rows that damaged postings can have
-                "all_sums": aligned(
-                    2 * (self._n_ranges * RANGE + _NARROW)
-                ),  # takes no room before it is used
+                # Unwritten memory takes no room.
+                "all_sums": aligned(2 * (self._n_ranges * RANGE + _NARROW)),
                 "candidates": np.empty(RANGE + 1, np.int32),
                 "list_counts": np.empty(self._n_ranges, np.int32),
                 "bounds": np.empty(self._n_ranges, np.float32),
