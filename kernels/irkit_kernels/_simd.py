@@ -85,8 +85,8 @@ def store_floats(array: Array, numbers: Value, rounds: bool) -> None:
     Args:
         array: The array.
         numbers: A vector.
-        rounds: The CPU has an instruction that rounds to bfloat16. Otherwise integers round to the nearest,
-            ties to even; a NaN remains one, because the NaNs of bfloat16 have no low bits that could carry.
+        rounds: The CPU has an instruction that rounds to bfloat16. Without one, LLVM would call a function
+            that need not be there, so integers round to the nearest, ties to even; any NaN becomes 0x7FC0.
     """
     lanes = numbers.lanes
     if array.kind == "float":
@@ -96,7 +96,8 @@ def store_floats(array: Array, numbers: Value, rounds: bool) -> None:
     else:
         bits = numbers.cast(vector(lanes, "i32"))
         odd = (bits >> 16) & 1
-        array.vectors(lanes)[0] = ((bits + (odd + 0x7FFF)) >> 16).to("u16")
+        rounded = (bits + (odd + 0x7FFF)) >> 16
+        array.vectors(lanes)[0] = array.code.where(numbers == numbers, rounded, 0x7FC0).to("u16")
 
 
 def converts_half() -> bool:

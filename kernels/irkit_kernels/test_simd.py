@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from irkit_kernels._jit import Target, compiling_for, cpu_features
-from irkit_kernels._simd import dot_bytes, half_to_float
+from irkit_kernels._simd import dot_bytes, half_to_float, store_floats
 from irkit_kernels._typed import Function
 from irkit_kernels.test_typed import runs
 
@@ -49,3 +50,23 @@ def test_half_to_float(cpu: str, lanes: int) -> None:
             target[loop.i] = half_to_float(source[loop.i])
         runs(x, numbers, results)
     np.testing.assert_array_equal(results.view(np.uint32), numbers.astype(np.float32).view(np.uint32))
+
+
+@pytest.mark.parametrize("cpu", CPUS)
+def test_store_floats(cpu: str) -> None:
+    """Numbers are rounded to bfloat16 to the nearest, ties to even; every NaN stays one."""
+    high = np.arange(1 << 16, dtype=np.uint32)[:, None] << 16
+    low = np.array([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], np.uint32)
+    numbers = (high | low).reshape(-1).view(np.float32)
+    results = np.zeros(len(numbers), np.uint16)
+    with compiling_for(CPUS[cpu]):
+        x = Function("store_test", public=True, align=1, source="float*", target="u16*")
+        source, target = x.parameters
+        with x.range(0, len(numbers), 16) as loop:
+            value = source.vectors(16)[loop.i]
+            store_floats(target.at(loop.i), value, rounds="avx512bf16" in cpu_features())
+        runs(x, numbers, results)
+    expected = torch.from_numpy(numbers).bfloat16()
+    rounded = torch.from_numpy(results.view(np.int16)).view(torch.bfloat16)
+    assert torch.equal(rounded.isnan(), expected.isnan())
+    assert torch.equal(rounded[~expected.isnan()], expected[~expected.isnan()])

@@ -220,10 +220,10 @@ def _add_norm(
 def _round(plan: Plan) -> Function:
     """Return the function ``round`` of a row."""
     x = "u16*" if plan.reads_half else "float*"
-    return _quantize(x) if plan.kind == "int8" else _halve(x)
+    return _quantize(x) if plan.kind == "int8" else _halve(x, plan.native)
 
 
-def _halve(x_kind: str) -> Function:
+def _halve(x_kind: str, rounds: bool) -> Function:
     """Round a row to bfloat16; zeros fill up its last vector."""
     f = Function("round", align=1, x=x_kind, k="i64", q="u8*")
     x, k, q = f.parameters
@@ -231,8 +231,7 @@ def _halve(x_kind: str) -> Function:
     for start, stop, vectors in ((0, whole, 4), (whole, k, 1)):
         with f.range(start, stop, vectors * LANES) as loop:
             for j, numbers in enumerate(_load_row(f, x, k, loop.i, vectors)):
-                target = q.at(2 * (loop.i + LANES * j)).cast("bfloat", 1)
-                target.vectors(LANES)[0] = numbers.to("bfloat")
+                store_floats(q.at(2 * (loop.i + LANES * j)).cast("u16", 1), numbers, rounds)
     return f
 
 
