@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from irkit_kernels._testing import guarded, guarded_memory, in_child
-from irkit_kernels.sparse_search import Effort, Searcher, build, check_lists
+from irkit_kernels.sparse_search import Effort, Searcher, Thresholds, build, check_lists
 
 DIM, N = 40, 16384 + 70  # two ranges
 QUERIES = np.array([0, 12]), np.arange(12, dtype=np.int32), np.ones(12, np.float32)
@@ -92,17 +92,26 @@ def test_no_hits_are_wanted(number: int) -> None:
         assert rows.shape == scores.shape == (number, 0)
 
 
+def check_rows(rows: Any) -> None:
+    assert rows.min() >= -1
+    assert rows.max() < N
+
+
 @pytest.mark.parametrize("terms", [np.uint16, np.uint32])
 def test_any_posting_can_be_searched(terms: Any) -> None:
+    always_surveyed = Thresholds(survey=1 << 40)
     (offsets, numbers, weights, _), arrays = made(terms)
     wild = {
         "postings": np.full_like(arrays["postings"], 255),
         "best": np.full_like(arrays["best"], 0xFFFFFFFF),
         "gains": np.full_like(arrays["gains"], np.nan),
+        "lists": arrays["lists"].copy(),
         "best_scales": np.full_like(arrays["best_scales"], np.inf),
         "numbers": np.full_like(numbers, np.iinfo(terms).max),
         "weights": np.full_like(weights, -np.inf),
     }
+
+    wild["lists"][:, 4] = -1  # the scale of every list is NaN
 
     def run() -> None:
         with guarded_memory():
@@ -110,12 +119,13 @@ def test_any_posting_can_be_searched(terms: Any) -> None:
                 given = {"numbers": numbers, "weights": weights, **arrays, name: array}
                 given = {key: guarded(value) for key, value in given.items()}
                 check_lists(given, N, DIM)
-                searcher = Searcher(given, (guarded(offsets), given["numbers"], given["weights"], None))
+                forward = guarded(offsets), given["numbers"], given["weights"], None
+                searcher = Searcher(given, forward)
                 for keep in (None, guarded(np.arange(N) % 2 == 0)):
                     for effort in (None, Effort(9, 0.5, 50)):
-                        rows, _ = searcher.find(QUERIES, 20, keep, effort)
-                        assert rows.min() >= -1
-                        assert rows.max() < N
+                        check_rows(searcher.find(QUERIES, 20, keep, effort)[0])
+                for k in (20, N):
+                    check_rows(Searcher(given, forward, always_surveyed).find(QUERIES, k)[0])
 
     in_child(run)
 
