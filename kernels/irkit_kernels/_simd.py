@@ -86,7 +86,7 @@ def store_floats(array: Array, numbers: Value, rounds: bool) -> None:
         array: The array.
         numbers: A vector.
         rounds: The CPU has an instruction that rounds to bfloat16. Without one, LLVM would call a function
-            that need not be there, so integers round to the nearest, ties to even; any NaN becomes 0x7FC0.
+            that need not be there, so integers round to the nearest, ties to even; a NaN remains one.
     """
     lanes = numbers.lanes
     if array.kind == "float":
@@ -97,7 +97,8 @@ def store_floats(array: Array, numbers: Value, rounds: bool) -> None:
         bits = numbers.cast(vector(lanes, "i32"))
         odd = (bits >> 16) & 1
         rounded = (bits + (odd + 0x7FFF)) >> 16
-        array.vectors(lanes)[0] = array.code.where(numbers == numbers, rounded, 0x7FC0).to("u16")
+        nan = numbers.compare("uno", numbers).mask("i32") & 0x7FC0
+        array.vectors(lanes)[0] = (rounded | nan).to("u16")
 
 
 def converts_half() -> bool:
