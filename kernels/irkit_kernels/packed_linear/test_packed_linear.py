@@ -42,10 +42,10 @@ sizes = st.tuples(st.integers(0, 20), st.integers(1, 150), st.integers(1, 150), 
 def path(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param == "native" and not has_fast("int8"):
         pytest.skip("this CPU lacks AVX512-VNNI")
-    without = Target(cpu_features() - {"avx512vnni", "avx512bf16"})
-    if "avx2" in cpu_features():  # compiled for this CPU, the code could still have its instructions
-        without = Target(frozenset({"avx2"}), "haswell")
-    with compiling_for(None if request.param == "native" else without):
+    # Compiled for this CPU, the code could still have its instructions.
+    x86 = "avx2" in cpu_features()
+    portable = Target(frozenset({"avx2"}), "haswell") if x86 else Target(cpu_features())
+    with compiling_for(None if request.param == "native" else portable):
         yield request.param
 
 
