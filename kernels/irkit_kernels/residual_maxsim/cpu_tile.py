@@ -42,7 +42,7 @@ TABLE = {  # the first parameters of all functions of a search
     **{"query": "u8*", "header": "float*", "scores": "float*", "bytes": "u8*", "maxima": "float*"}
 }
 INTS, FLOATS = vector(LANES, "i32"), vector(LANES, "float")
-_PERMUTE = "llvm.x86.avx512.vpermi2var.qi.512"
+_PERMUTE, _SHUFFLE = "llvm.x86.avx512.vpermi2var.qi.512", "llvm.x86.avx2.pshuf.b"
 
 
 class Header:
@@ -196,7 +196,9 @@ class Writer(Function):
             for at, windows, before in parts:
                 if after:
                     windows = (before << 8 - after) | (windows >> after)
-                self._look_up(windows, target.at(plane * width + at), min(64, width - at), table)
+                target.at(plane * width + at).vectors(64)[0] = _permuted(windows, table) if table else windows
+        if not table:
+            self._look_up(target, width * 8 // nbits)
 
     def _packed(self, source: Array, at: int, count: int) -> tuple[Value, Value]:
         """Return ``count`` bytes from ``at`` on, and the bytes one before; both padded to 64 bytes."""
@@ -205,25 +207,46 @@ class Writer(Function):
         before = source.vectors(count)[at - 1] if at else self.shuffle(x, 0, [count, *range(count - 1)])
         return self.shuffle(x, None, pad), self.shuffle(before, None, pad)
 
-    def _look_up(self, windows: Value, target: Array, count: int, table: list[Value]) -> None:
-        """Write the levels of 64 windows to ``target``; only the first ``count`` levels need be right."""
-        if table:  # in registers: two look-ups of 128 levels each
-            halves = [
-                self.call(_PERMUTE, low, windows, high, kind=windows.kind)
-                for low, high in (table[:2], table[2:])
-            ]
-            windows = self.where(windows.compare("slt", 0), halves[1], halves[0])
-        target.vectors(64)[0] = windows
-        if not table:  # one by one
-            with self.range(0, count, 4) as loop:
-                for k in range(4):
-                    byte = target.at(loop.i + k)
-                    window = byte[0].to("i64")
-                    byte[0] = self.arguments.levels[window]
+    def _look_up(self, target: Array, count: int) -> None:
+        """Replace ``count`` windows by their levels; up to 31 bytes after them are overwritten."""
+        if "avx2" in cpu_features():
+            with self.range(0, count, 32) as loop:
+                target.vectors(32)[loop.i] = self._shuffled(target.vectors(32)[loop.i])
+            return
+        with self.range(0, count, 4) as loop:
+            for k in range(4):
+                byte = target.at(loop.i + k)
+                window = byte[0].to("i64")
+                byte[0] = self.arguments.levels[window]
+
+    def _shuffled(self, windows: Value) -> Value:
+        """Return the levels of 32 windows by AVX2, whose instruction looks up 16 bytes.
+
+        The instruction reads bits 0 to 3, and gives 0 where bit 7 is set. Bits 4 to 6 choose among 8 results.
+        """
+        low, high = windows, windows ^ -128
+        levels = [
+            self._sixteen(16 * number, low) | self._sixteen(128 + 16 * number, high) for number in range(8)
+        ]
+        for bit in (4, 5, 6):
+            test = (windows << 7 - bit).compare("slt", 0)
+            levels = [self.where(test, *levels[at : at + 2][::-1]) for at in range(0, len(levels), 2)]
+        return levels[0]
+
+    def _sixteen(self, first: int, windows: Value) -> Value:
+        sixteen = self.arguments.levels.vectors(16)[first]
+        return self.call(_SHUFFLE, self.shuffle(sixteen, None, [*range(16)] * 2), windows, kind=windows.kind)
 
     @property
     def _permutes(self) -> bool:
         return self.plan.vnni and has_permutes()
+
+
+def _permuted(windows: Value, table: list[Value]) -> Value:
+    """Return the levels of 64 windows from registers: two look-ups of 128 levels each."""
+    call, kind = windows.code.call, windows.kind
+    low, high = (call(_PERMUTE, a, windows, b, kind=kind) for a, b in (table[:2], table[2:]))
+    return windows.code.where(windows.compare("slt", 0), high, low)
 
 
 def has_permutes() -> bool:

@@ -31,12 +31,19 @@ seeds = st.integers(0, 2**31)
 dims = st.sampled_from([1, 6, 16, 24, 100, 128, 200])  # few, because each is compiled
 
 
-@pytest.fixture(params=["vnni", "no permutes", "portable"], scope="module", autouse=True)
+LACKING = {
+    "vnni": set(),
+    "no permutes": {"avx512vbmi"},
+    "no vnni": {"avx512vbmi", "avx512vnni"},
+    "portable": {"avx512vbmi", "avx512vnni", "avx2"},
+}
+
+
+@pytest.fixture(params=[*LACKING], scope="module", autouse=True)
 def path(request: pytest.FixtureRequest) -> Iterator[str]:
-    if request.param != "portable" and not cpu_kernel.has_vnni():
+    if request.param in ("vnni", "no permutes") and not cpu_kernel.has_vnni():
         pytest.skip("this CPU lacks AVX512-VNNI")
-    lacking = {"vnni": set(), "no permutes": {"avx512vbmi"}, "portable": {"avx512vnni", "avx512vbmi"}}
-    with compiling_for(Target(cpu_features() - lacking[request.param])):
+    with compiling_for(Target(cpu_features() - LACKING[request.param])):
         yield request.param
 
 
