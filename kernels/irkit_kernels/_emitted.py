@@ -59,7 +59,7 @@ _INTEGERS = ("i16", "i32")
 _BYTES = {  # how `_simd.dot_bytes` multiplies
     "vnni=False": Target(frozenset()),
     "vnni=False, avx2": Target(frozenset({"avx2", "f16c"})),
-    "vnni=True": Target(frozenset({"avx2", "f16c"})),
+    "vnni=True": Target(frozenset({"avx2", "f16c", "avx512f"})),
 }
 _HALVES = {"": Target(frozenset({"f16c"})), ", f16c=False": Target(frozenset())}  # how float16 is converted
 
@@ -218,8 +218,8 @@ def _dense_search() -> Iterator[tuple[str, Callable[[], str]]]:
     for feature in SHUFFLES:
         cpus.append(("vnni=False, avx2" if feature.startswith("avx") else "vnni=False", feature))
     for cpu, feature in cpus:
-        shuffle = SHUFFLES.get(feature, ("", 0))
-        with compiling_for(Target(_BYTES[cpu].features | {feature})):
+        shuffle, implied = SHUFFLES.get(feature, ("", 0)), {"avx512f"} if feature == "avx512bw" else set()
+        with compiling_for(Target(_BYTES[cpu].features | {feature} | implied)):
             for nbits, keep in product((1, 2, 4), ("none", "int8", "float16", "float32")):
                 for width in (64, 1088):
                     plan = DensePlan(width, nbits, keep, "vnni=True" in cpu, shuffle)

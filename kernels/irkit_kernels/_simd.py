@@ -1,6 +1,8 @@
-"""Arithmetic on numbers that several kernels share: dot products of bytes, bfloat16 and float16."""
+"""What several kernels do with vectors: dot products of bytes, bfloat16 and float16, and choice of lanes."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from ._jit import cpu_features
 from ._typed import Array, Value, vector
@@ -9,12 +11,19 @@ __all__ = [
     "converts_half",
     "dot_bytes",
     "half_to_float",
+    "lanes_of",
     "load_floats",
     "move_half",
     "multiply_add_words",
     "store_floats",
+    "store_lanes",
 ]
 
+_LANES = 16
+_PLACES = [  # for each mask of 8 bits the numbers of these bits, a byte for each
+    sum(bit << 8 * place for place, bit in enumerate(bit for bit in range(8) if mask >> bit & 1))
+    for mask in range(256)
+]
 _HALF = -0x80000000 | 0x0FFFE000  # sign, and the exponent and fraction of a float16 moved up by 13 bits
 
 
@@ -99,6 +108,45 @@ def store_floats(array: Array, numbers: Value, rounds: bool) -> None:
         rounded = (bits + (odd + 0x7FFF)) >> 16
         nan = numbers.compare("uno", numbers).mask("i32") & 0x7FC0
         array.vectors(lanes)[0] = (rounded | nan).to("u16")
+
+
+def lanes_of(mask: Value) -> Value:
+    """Return the bits of a mask ``u16`` as 16 lanes ``i1``.
+
+    Without AVX-512, LLVM would move the bits one by one, so here each lane is compared with its own bit.
+    """
+    if "avx512f" in cpu_features():
+        return mask.cast(vector(_LANES, "i1"))
+    own = mask.code.constants("i32", [1 << lane for lane in range(_LANES)])
+    return (mask.to("i32").broadcast(_LANES) & own) == own
+
+
+def store_lanes(pairs: Iterable[tuple[Array, Value]], index: Value, mask: Value) -> None:
+    """Store the lanes of vectors that a mask holds side by side, from an index of their arrays on.
+
+    Args:
+        pairs: Arrays, each with 16 numbers of 4 bytes to be stored in it. 16 numbers may be overwritten.
+        index: Where the first of these lanes goes, ``i64``.
+        mask: A bit for each lane, ``u16``.
+    """
+    code, features = mask.code, cpu_features()
+    if "avx512f" in features or "avx2" not in features:
+        lanes = lanes_of(mask)
+        for array, values in pairs:
+            together = code.intrinsic("experimental.vector.compress", values.kind, values, lanes, values)
+            array.vectors(_LANES)[index] = together
+        return
+    # AVX2 moves 8 lanes to the places that a table has for their bits
+    table, half = code.table("places", "u64", _PLACES), _LANES // 2
+    eight, pairs = vector(half, "i32"), list(pairs)
+    for start in (0, half):
+        bits = (mask >> start) & 255
+        lanes = table[bits.to("i64")].cast(vector(half, "u8")).to("i32")
+        for array, values in pairs:
+            part = code.shuffle(values.cast(vector(_LANES, "i32")), None, range(start, start + half))
+            together = code.call("llvm.x86.avx2.permd", part, lanes, kind=eight)
+            array.cast("i32", array.align).vectors(half)[index] = together
+        index = index + bits.count_ones().to("i64")
 
 
 def converts_half() -> bool:

@@ -62,7 +62,7 @@ __all__ = ["Array", "Carried", "Function", "Record", "Struct", "Value", "module"
 
 
 def module(*functions: Function) -> str:
-    """Return the LLVM module of some functions, with declarations of LLVM's own that they call."""
+    """Return the LLVM module of some functions, with their tables and what they call of LLVM."""
     declared = dict.fromkeys(line for function in functions for line in function.declared)
     return "\n".join([*declared, *(function.text() for function in functions)])
 
@@ -103,7 +103,7 @@ class Function:
 
     Attributes:
         parameters: The values, arrays and records of the parameters.
-        declared: Declarations of LLVM's own functions that are called.
+        declared: Declarations of LLVM's own functions that are called, and constants of `table`.
         lines: The text so far.
         depth: Number of blocks around the next instruction.
     """
@@ -159,6 +159,13 @@ class Function:
         """Return memory on the stack for one element or several."""
         room = llvm_type(kind) if count == 1 else f"[{count} x {llvm_type(kind)}]"
         return Array(self, kind, str(self.value("ptr", f"alloca {room}, align {size_of(kind)}")))
+
+    def table(self, name: str, kind: str, values: Sequence[int]) -> Array:
+        """Return constant memory of integers, which functions of a module share under its name."""
+        llvm = llvm_type(kind)
+        numbers = ", ".join(f"{llvm} {value}" for value in values)
+        self.declared[f"@{name} = internal constant [{len(values)} x {llvm}] [{numbers}]"] = None
+        return Array(self, kind, f"@{name}")
 
     def where(self, test: Value, a: Operand, b: Operand) -> Any:
         """Return ``a if test else b``, lane by lane if the test is a vector; both sides are evaluated."""

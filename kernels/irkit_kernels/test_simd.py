@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from irkit_kernels._jit import Target, compiling_for, cpu_features
-from irkit_kernels._simd import dot_bytes, half_to_float, store_floats
+from irkit_kernels._simd import dot_bytes, half_to_float, lanes_of, store_floats, store_lanes
 from irkit_kernels._typed import Function
 from irkit_kernels.test_typed import runs
 
@@ -72,3 +72,29 @@ def test_store_floats(cpu: str) -> None:
     rounded = torch.from_numpy(results.view(np.int16)).view(torch.bfloat16)
     assert torch.equal(rounded.isnan(), expected.isnan())
     assert torch.equal(rounded[~expected.isnan()], expected[~expected.isnan()])
+
+
+@pytest.mark.parametrize("cpu", CPUS)
+def test_lanes(cpu: str) -> None:
+    """Of every mask, its lanes are stored side by side; what is not among 16 numbers stays as it is."""
+    masks = np.arange(1 << 16, dtype=np.uint16)
+    numbers = np.random.default_rng(0).integers(0, 1 << 30, (len(masks), 16), dtype=np.uint32)
+    first, second = (np.full((len(masks), 24), -7, np.float32).view(kind) for kind in (np.uint32, np.float32))
+    loaded = np.empty_like(numbers)
+    with compiling_for(CPUS[cpu]):
+        arrays = {"numbers": "u32*", "first": "u32*", "second": "float*", "loaded": "u32*"}
+        x = Function("lanes_test", public=True, align=1, masks="u16*", **arrays)
+        bits, source, *targets, whole = x.parameters
+        with x.range(0, len(masks)) as loop:
+            values, mask = source.at(loop.i * 16).vectors(16)[0], bits[loop.i]
+            pairs = zip(targets, (values, values.cast("<16 x float>")), strict=True)
+            store_lanes(pairs, loop.i * 24 + 4, mask)
+            whole.at(loop.i * 16).vectors(16)[0] = x.masked_load(source.at(loop.i * 16), lanes_of(mask))
+        runs(x, masks, numbers, first, second, loaded)
+    held = (masks[:, None] >> np.arange(16) & 1).astype(bool)
+    np.testing.assert_array_equal(loaded, np.where(held, numbers, 0))
+    ahead = np.arange(16) < held.sum(1)[:, None]
+    for stored in (first, second.view(np.uint32)):
+        np.testing.assert_array_equal(stored[:, 4:20][ahead], numbers[held])
+        assert (stored[:, :4].view(np.float32) == -7).all()
+        assert (stored[:, 20:].view(np.float32) == -7).all()

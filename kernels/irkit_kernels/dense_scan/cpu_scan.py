@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from .._simd import dot_bytes
+from .._simd import dot_bytes, store_lanes
 from .._typed import Array, Function, Record, Struct, Value, module, vector
 
 __all__ = ["FRAME", "LANES", "QUERY", "write_scan"]
@@ -211,21 +211,15 @@ def _keep() -> Function:
     """Append the rows of the lanes whose bit in the mask is set; call ``shrink`` before arrays are full."""
     x = Function("keep", f=FRAME, q=QUERY, most=_FLOATS, least=_FLOATS, first="u32", mask="u16")
     f, q, most, least, first, mask = x.parameters
-    count, lanes = q.count, mask.cast(vector(LANES, "i1"))
+    count = q.count
     bits = least.cast(_INTS)
     key = bits ^ (bits.shift_signed(31) & 0x7FFFFFFF)  # an integer of the same order
     rows = x.constants("u32", range(LANES)) + first.broadcast(LANES)
-    for array, value in ((q.rows, rows), (q.most, most), (q.least, key)):
-        array.vectors(LANES)[count] = _compressed(x, value, lanes)
+    store_lanes(((q.rows, rows), (q.most, most), (q.least, key)), count, mask)
     q.count = count + mask.count_ones().to("i64")
     with x.when(q.count + LANES > f.room):
         x.call("shrink", f, q)
     return x
-
-
-def _compressed(x: Function, value: Value, mask: Value) -> Value:
-    """Move the lanes whose bit in the mask is set to the front, in order."""
-    return x.intrinsic("experimental.vector.compress", value.kind, value, mask, value)
 
 
 def _shrink() -> Function:
@@ -251,10 +245,10 @@ def _shrink() -> Function:
     with x.range(0, count, LANES, number=0) as loop:
         inside = x.constants("i64", range(LANES)) < (count - loop.i).broadcast(LANES)
         mask = q.most.vectors(LANES)[loop.i].compare("uge", threshold) & inside
-        parts = [array.vectors(LANES)[loop.i] for array in (q.rows, q.most, least)]
-        for array, part in zip((q.rows, q.most, least), parts, strict=True):
-            array.vectors(LANES)[loop.number] = _compressed(x, part, mask)
-        loop.number += mask.cast("u16").count_ones().to("i64")
+        bits, arrays = mask.cast("u16"), (q.rows, q.most, least)
+        parts = [array.vectors(LANES)[loop.i] for array in arrays]
+        store_lanes(zip(arrays, parts, strict=True), loop.number, bits)
+        loop.number += bits.count_ones().to("i64")
     q.count = loop.number
     q.overflow = (loop.number * 2 > f.room).to("i64")  # shrinking again and again would take long
     return x

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from .._simd import store_lanes
 from .._typed import Array, Function, Record, Value
 from .cpu_frame import FRAME, INTS, LANES, PANEL, SLACK, Plan
 
@@ -63,19 +64,13 @@ def _push(extra: bool) -> Function:
     kinds: dict[str, Any] = {"bases": f"<{LANES} x float>", "sums": f"<{LANES} x float>"} if extra else {}
     x = Function("push", f=FRAME, scores=f"<{LANES} x float>", first="u32", mask="u16", **kinds)
     f, scores, first, mask, *others = x.parameters
-    count, lanes = f.count, mask.cast(f"<{LANES} x i1>")
+    count = f.count
     numbers = x.constants("u32", range(LANES)) + first.broadcast(LANES)
     values = [key_of(scores), numbers, *others]
     arrays = [f.keys, f.items, f.bases, f.sums]
-    for array, value in zip(arrays, values, strict=False):
-        array.vectors(LANES)[count] = _compressed(x, value, lanes)
+    store_lanes(zip(arrays, values, strict=False), count, mask)
     f.count = count + mask.count_ones().to("i64")
     return x
-
-
-def _compressed(x: Function, value: Value, mask: Value) -> Value:
-    """Return the lanes that a mask holds, moved together."""
-    return x.intrinsic("experimental.vector.compress", value.kind, value, mask, value)
 
 
 def _shrink(extra: bool, ties: bool = False) -> Function:
@@ -128,10 +123,8 @@ def _shrink(extra: bool, ties: bool = False) -> Function:
                 same = _without_last(x, same, over)
             better = (here > level).cast("u16")
             mask = better | same
-            lanes = mask.cast(f"<{LANES} x i1>")
             parts = [array.vectors(LANES)[loop.i] for array in arrays]
-            for array, part in zip(arrays, parts, strict=True):
-                array.vectors(LANES)[loop.number] = _compressed(x, part, lanes)
+            store_lanes(zip(arrays, parts, strict=True), loop.number, mask)
             loop.number += mask.count_ones().to("i64")
             loop.ties -= same.count_ones().to("i64")
         f.count = loop.number

@@ -19,7 +19,7 @@ from .cpu_frame import FRAME, INTS, LANES, PANEL, Plan
 __all__ = ["NO_LIST", "write_lists"]
 
 NO_LIST = 0xFFFFFFFF
-_UNROLLED = 4  # words of the query in a turn of the loop
+_UNROLLED = {True: 4, False: 2}  # words of the query in a turn of the loop, with AVX512-VNNI and without
 
 
 def write_lists(plan: Plan) -> list[Function]:
@@ -32,16 +32,16 @@ def _score_panels(plan: Plan) -> Function:
     arrays: dict[str, Any] = {"panels": "u8*", "scales": "float*", "biases": "float*", "numbers": "u32*"}
     x = Function("score_panels", f=FRAME, **arrays, start="i64", stop="i64")
     f, panels, scales, biases, numbers, start, stop = x.parameters
-    registers = range(PANEL // LANES)
+    registers, unrolled = range(PANEL // LANES), _UNROLLED[plan.vnni]
     byte_scale, bias_factor = f.byte_scale.broadcast(LANES), f.bias_factor.broadcast(LANES)
     offset = (f.byte_total * 128).to("i32").broadcast(LANES)
     with x.range(start, stop, PANEL) as slots:
         panel = panels.at(slots.i * plan.width).cast("i32", 1).vectors(LANES)
         # products of the query with a panel of centroids, in bytes
-        nothing = [x.constant(INTS, 0)] * (_UNROLLED * len(registers))
-        with x.range(0, plan.width, 4 * _UNROLLED, sums=nothing) as loop:
+        nothing = [x.constant(INTS, 0)] * (unrolled * len(registers))
+        with x.range(0, plan.width, 4 * unrolled, sums=nothing) as loop:
             sums = list(loop.sums)
-            for part in range(_UNROLLED):
+            for part in range(unrolled):
                 step = loop.i + 4 * part
                 word = f.bytes.at(step).cast("i32", 1)[0].broadcast(LANES)
                 for v in registers:
@@ -53,7 +53,7 @@ def _score_panels(plan: Plan) -> Function:
         for v in registers:
             slot = slots.i + LANES * v
             total = loop.sums[v]
-            for part in range(1, _UNROLLED):
+            for part in range(1, unrolled):
                 total += loop.sums[part * len(registers) + v]
             scale = scales.vectors(LANES)[slot] * byte_scale
             bias = biases.vectors(LANES)[slot] * bias_factor

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from .._simd import lanes_of
 from .._typed import Function, Record, Value, vector
 from .cpu_collect import make_room, push
 from .cpu_frame import BLOCK, FLOATS, FRAME, INTS, LANES, SEGMENT, Plan
@@ -79,7 +80,7 @@ def _scan_rows(plan: Plan) -> Function:
             total = _total(x, plan, *loop.sums[2 * half : 2 * half + 2])
             here = first_row + LANES * half
             members = (inside >> LANES * half).to("u16")
-            lanes = members.cast(vector(LANES, "i1"))
+            lanes = lanes_of(members)
             numbers = (total + total - offset).to("float")
             words = x.masked_load(factors.at(here), lanes, align=4)
             factor = (words & 0xFFFF0000).cast(FLOATS)
