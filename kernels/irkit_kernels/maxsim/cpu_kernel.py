@@ -15,7 +15,7 @@ from .._jit import compile_ir, compiled_once, cpu_features
 from .._products import vector_lanes
 from .._simd import converts_half
 from .._threads import share, threads_for
-from .cpu_tile import FRAME, Plan, write_maxsim
+from .cpu_tile import FRAME, PART, Plan, write_maxsim
 from .reference import Tokens
 
 __all__ = ["compile_plan", "maxsim", "plan_for", "plan_for_stored"]
@@ -25,7 +25,7 @@ _MIN_WORK = 1 << 23  # multiply-adds per thread, about 0.15 ms; fewer are not wo
 
 
 def plan_for(dtype: torch.dtype, paired: bool = False) -> Plan | None:
-    """Return the fastest plan for a dtype on this CPU, possibly the one of float32; None without llvmlite."""
+    """Return the fastest plan for a dtype on this CPU, maybe one of float32; None without llvmlite."""
     return _plan_for(dtype, paired, cpu_features())
 
 
@@ -45,7 +45,8 @@ def _plan_for(dtype: torch.dtype, paired: bool, features: frozenset[str]) -> Pla
         return Plan("bfloat16", 16, paired)
     if dtype == torch.int8 and "avx512vnni" in features:
         return Plan("int8", 16, paired)
-    return Plan("float32", vector_lanes(features), paired)
+    stored = plan_for_stored(dtype, paired) if dtype in (torch.float16, torch.int8) else None
+    return stored or Plan("float32", vector_lanes(features), paired)
 
 
 def maxsim(
@@ -72,7 +73,8 @@ def maxsim(
     """
     # inputs as the plan reads them: dtype, whole words, contiguous
     if plan.kind == "float32" and queries.values.dtype != torch.float32:
-        queries, documents = queries.floats(), documents.floats()
+        queries = queries.floats()
+        documents = documents if plan.stored else documents.floats()
     (tokens, dim), packed = queries.values.shape, plan.packed
     words = -(-dim // packed)
     if missing := words * packed - dim:
@@ -96,9 +98,9 @@ def maxsim(
     scores = values.new_empty(*shape, dtype=torch.float32)  # *shape is faster than a tuple
     argmax = scores.new_empty(argmax_shape, dtype=torch.int32) if with_argmax else None
 
-    # scratch memory: the packed queries, then maxima and their positions, in whole vectors, then a tile
+    # scratch memory: packed queries; maxima and their positions, in whole vectors; part of a document
     size, padded_tokens = -(-n_rows // plan.lanes) * plan.lanes * words, tokens + plan.lanes
-    own_size = 2 * padded_tokens + (plan.rows * dim if plan.stored else 0)
+    own_size = 2 * padded_tokens + (PART * dim if plan.stored else 0)
     memory = scores.new_empty(size + own_size)
     document_scales = None if documents.scales is None else documents.scales.contiguous()
     tensors = [memory, shift, query_scales, query_offsets, first, values, document_scales, document_offsets]

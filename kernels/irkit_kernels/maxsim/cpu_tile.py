@@ -7,20 +7,21 @@ with two vectors of query tokens. Its 8 or 16 sums, and then the running maxima,
 similarities are never stored and nothing is added across lanes. A word has 32 bits: a float32, 2 bfloat16 or
 4 int8.
 
-Documents that are stored in fewer bits than the queries are converted to float32 tile by tile, so that the
-numbers are multiplied while they are in the first cache.
+Documents that are stored in fewer bits than the queries are converted to float32 part by part, once for all
+queries, so that the numbers are multiplied while they are in the cache.
 """
 
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from .._simd import dot_bytes, multiply_add_words
 from .._typed import Function, Struct, Value, module, vector
 
-__all__ = ["FRAME", "Plan", "write_maxsim"]
+__all__ = ["FRAME", "PART", "Plan", "write_maxsim"]
 
 FRAME = Struct(  # the arguments of the code, 64 bits each: addresses, then sizes
     8,
@@ -35,6 +36,7 @@ FRAME = Struct(  # the arguments of the code, 64 bits each: addresses, then size
 
 _VECTORS = 2  # of query tokens
 _AHEAD = 8  # document tokens between those being multiplied and those being prefetched
+PART = 32  # document tokens that are converted together
 _INTERLEAVED = ((0, 4, 1, 5), (2, 6, 3, 7))  # lanes of 2 vectors; two rounds of it transpose 4 vectors
 _SIGN = -0x7F7F7F80  # 0x80808080: makes 4 signed bytes unsigned, adding 128 to each
 _STORED = {"float16": ("half", 2), "int8": ("i8", 1)}  # kinds of numbers that are converted, and their bytes
@@ -233,7 +235,7 @@ def _main(plan: Plan) -> Function:
     ``query_scales`` have the order of the lanes. Queries are packed back to back; if ``paired``, query i
     starts at lane 0 of vector ``first[i]``. ``argmax`` may be null; if ``paired``, the argmax of job i starts
     at ``argmax_offsets[i]``. ``best`` and ``best_token`` are scratch memory for the tokens of a job, in whole
-    vectors; ``converted`` is for a tile's document tokens, where `Plan.stored` is not float32.
+    vectors; ``converted`` is for `PART` document tokens, where `Plan.stored` says that they are converted.
     """
     x = Function("maxsim", public=True, align=1, frame=FRAME)
     (frame,) = x.parameters
@@ -257,13 +259,31 @@ def _main(plan: Plan) -> Function:
         tokens, count = last_token - token, end - begin
         first_lane = f.first[query].to("i64") * lanes if plan.paired else x.constant("i64", 0)
 
-        # maxima, for two vectors of query tokens at a time
-        with x.range(0, tokens, _VECTORS * lanes) as blocks:
-            many = tokens - blocks.i > lanes
-            for vectors in (2, 1):
-                test, lane = many if vectors == 2 else ~many, first_lane + blocks.i
-                with x.when(test):
-                    _block(x, plan, vectors, f, lane, blocks.i, begin, count)
+        # no maximum yet: the first document token, or -1 if there is none
+        first = x.where(count > 0, begin.to("i32"), -1).broadcast(lanes)
+        with x.range(0, tokens, lanes) as blocks:
+            f.best.vectors(lanes)[blocks.i] = x.constant(plan.floats, -math.inf)
+            f.best_token.vectors(lanes)[blocks.i] = first
+
+        # maxima over a part of the document, for two vectors of query tokens at a time
+        with x.range(0, count, PART) if plan.stored else nullcontext() as parts:
+            row, rows = begin, count
+            if parts is not None:
+                row, rows = begin + parts.i, x.minimum(count - parts.i, PART)
+                kind, size = _STORED[plan.stored]
+                source = f.documents.at(row * f.words * size).cast(kind, 1)
+                x.call("convert", source, f.document_scales.at(row), f.converted, rows, f.words)
+            with x.range(0, tokens, _VECTORS * lanes) as blocks:
+                many = tokens - blocks.i > lanes
+                for vectors in (2, 1):
+                    test, lane = many if vectors == 2 else ~many, first_lane + blocks.i
+                    with x.when(test):
+                        _block(x, plan, vectors, f, lane, blocks.i, row, rows)
+        if plan.kind == "int8":
+            with x.when(count > 0), x.range(0, tokens, lanes) as blocks:
+                scale = f.query_scales.vectors(lanes)[first_lane + blocks.i]
+                best = f.best.vectors(lanes)
+                best[blocks.i] = best[blocks.i] * scale
 
         # scores: sums of the maxima of each query
         with x.range(query, last_query) as queries:
@@ -284,32 +304,23 @@ def _block(
     f: SimpleNamespace,
     lane: Value,
     query_token: Value,
-    begin: Value,
+    row: Value,
     count: Value,
 ) -> None:
-    """Compute the maxima of one or two vectors of query tokens, from ``lane``, over a document's tokens."""
-    lanes = plan.lanes
+    """Update the maxima of one or two vectors of query tokens, from ``lane``, by some document tokens."""
     best, best_token = f.best.at(query_token), f.best_token.at(query_token)
-    shift, query_scales = f.shift.at(lane), f.query_scales.at(lane)
-    queries = f.queries.at(lane * f.words * 4)
-
-    # no maximum yet: the first document token, or -1 if there is none
-    has_tokens = count > 0
-    token = x.where(has_tokens, begin.to("i32"), -1)
-    for v in range(vectors):
-        best.vectors(lanes)[lanes * v] = -math.inf
-        best_token.vectors(lanes)[lanes * v] = token.broadcast(lanes)
+    shift, queries = f.shift.at(lane), f.queries.at(lane * f.words * 4)
+    size, ahead = (_STORED[plan.stored][1], PART) if plan.stored else (4, _AHEAD)
 
     def tile(rows: int, start: Value) -> None:
-        row = begin + start
-        scales = f.document_scales.at(row)
-        kind, size = _STORED[plan.stored] if plan.stored else ("", 4)
-        documents, ahead = (f.documents.at((row + more) * f.words * size) for more in (0, _AHEAD))
+        first = row + start
         if plan.stored:
-            x.call("convert", documents.cast(kind, 1), scales, f.converted, rows, f.words)
-            documents = f.converted
-        tensors = (best, best_token, shift, scales)
-        x.call(f"tile{vectors}x{rows}", queries, documents, ahead, f.words, row.to("i32"), *tensors)
+            documents = f.converted.at(start * f.words).cast("u8", 1)
+        else:
+            documents = f.documents.at(first * f.words * size)
+        fetched = f.documents.at((first + ahead) * f.words * size)
+        tensors = (best, best_token, shift, f.document_scales.at(first))
+        x.call(f"tile{vectors}x{rows}", queries, documents, fetched, f.words, first.to("i32"), *tensors)
 
     rows = plan.rows
     with x.range(0, count & -rows, rows) as loop:
@@ -320,9 +331,3 @@ def _block(
         with x.when(more):
             tile(rows, start)
         rows //= 2
-
-    if plan.kind == "int8":
-        with x.when(has_tokens):
-            for v in range(vectors):
-                scale = query_scales.vectors(lanes)[lanes * v]
-                best.vectors(lanes)[lanes * v] = best.vectors(lanes)[lanes * v] * scale
