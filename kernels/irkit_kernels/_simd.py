@@ -19,6 +19,7 @@ __all__ = [
     "store_lanes",
 ]
 
+_HALF_DOT = "llvm.x86.avx512.vpdpbusd.256"  # which LLVM writes as the instruction of AVX-VNNI, too
 _LANES = 16
 _PLACES = [  # for each mask of 8 bits the numbers of these bits, a byte for each
     sum(bit << 8 * place for place, bit in enumerate(bit for bit in range(8) if mask >> bit & 1))
@@ -34,12 +35,20 @@ def dot_bytes(total: Value, a: Value, b: Value, vnni: bool) -> Value:
         total: 16 i32.
         a: 16 words of 4 unsigned bytes.
         b: 16 words of 4 signed bytes.
-        vnni: Use the instruction of AVX512-VNNI; otherwise multiply in 16 bits, with the same result.
+        vnni: Use the instruction of AVX512-VNNI. Without it, use that of AVX-VNNI if the CPU has it, or else
+            multiply in 16 bits; the result is the same.
     """
+    code, lanes = total.code, total.lanes
     if vnni:
-        return total.code.call("llvm.x86.avx512.vpdpbusd.512", total, a, b, kind=total.kind)
+        return code.call("llvm.x86.avx512.vpdpbusd.512", total, a, b, kind=total.kind)
+    if "avxvnni" in cpu_features():  # the CPU has VNNI without AVX-512, or as well
+        numbers, half, sums = [x.cast(total.kind) for x in (total, a, b)], lanes // 2, []
+        for start in (0, half):
+            parts = [code.shuffle(x, None, range(start, start + half)) for x in numbers]
+            sums.append(code.call(_HALF_DOT, *parts, kind=vector(half, "i32")))
+        return code.shuffle(*sums, range(lanes))
     # bytes 0 and 2 of each word, then bytes 1 and 3, as numbers of 16 bits
-    halves = vector(2 * total.lanes, "i16")
+    halves = vector(2 * lanes, "i16")
     a, b = a.cast(halves), b.cast(halves)
     for unsigned, signed in ((a & 255, (b << 8).shift_signed(8)), (a >> 8, b.shift_signed(8))):
         total = total + _multiply_add_pairs(unsigned, signed)

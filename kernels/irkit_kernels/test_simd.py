@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import platform
+
 import numpy as np
 import pytest
 import torch
 
 from irkit_kernels._jit import Target, compiling_for, cpu_features
 from irkit_kernels._simd import dot_bytes, half_to_float, lanes_of, store_floats, store_lanes
-from irkit_kernels._typed import Function
+from irkit_kernels._typed import Function, module
 from irkit_kernels.test_typed import runs
 
 CPUS = {"this CPU": None, "any": Target(frozenset({"sse2"}))}
 if "avx2" in cpu_features():
     CPUS |= {"avx2": Target(frozenset({"avx2"}), "haswell"), "any": Target(frozenset({"sse2"}), "x86-64")}
+if "avxvnni" in cpu_features():
+    CPUS["avxvnni"] = Target(frozenset({"avx2", "avxvnni"}), "alderlake")
 
 
 @pytest.mark.parametrize("cpu", CPUS)
@@ -34,6 +38,22 @@ def test_dot_bytes(cpu: str) -> None:
             sums[loop.i] = dot_bytes(sums[loop.i], a[loop.i], b[loop.i], vnni=False)
         runs(x, unsigned, signed, totals)
     np.testing.assert_array_equal(totals, expected)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="is code for x86")
+def test_dot_bytes_of_avx_vnni() -> None:
+    """LLVM has the instruction for a CPU without AVX-512; it would end the process if it had not."""
+    llvm = pytest.importorskip("llvmlite.binding")
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    with compiling_for(Target(frozenset({"avx2", "avxvnni"}))):
+        x = Function("dot_test", public=True, align=1, a="i32*", b="i32*", totals="i32*")
+        a, b, sums = (parameter.vectors(16) for parameter in x.parameters)
+        sums[0] = dot_bytes(sums[0], a[0], b[0], vnni=False)
+    cpu = llvm.Target.from_default_triple().create_target_machine(cpu="alderlake", opt=3)
+    assembly = cpu.emit_assembly(llvm.parse_assembly(module(x)))
+    assert assembly.count("vpdpbusd") == 2
+    assert "zmm" not in assembly
 
 
 @pytest.mark.parametrize("lanes", [0, 16])

@@ -30,8 +30,8 @@ from irkit_kernels.dense_search.reference import reference
 WITHOUT = {
     "avx512": frozenset[str](),
     "avx2": frozenset({"avx512vnni", "avx512bw", "avx512f"}),
-    "ssse3": frozenset({"avx512vnni", "avx512bw", "avx512f", "avx2"}),
-    "portable": frozenset({"avx512vnni", "avx512bw", "avx512f", "avx2", "ssse3", "neon", "f16c"}),
+    "ssse3": frozenset({"avx512vnni", "avx512bw", "avx512f", "avxvnni", "avx2"}),
+    "portable": frozenset({"avx512vnni", "avx512bw", "avx512f", "avxvnni", "avx2", "ssse3", "neon", "f16c"}),
 }
 DRAWN = {"avx512": 15, "avx2": 15, "ssse3": 6, "portable": 4}  # code for older CPUs compiles slowly
 KEEPS = ("none", "int8", "float16", "float32")

@@ -36,7 +36,7 @@ FRAME = Struct(  # the arguments of the code, 64 bits each: addresses, then size
 
 _VECTORS = 2  # of query tokens
 _AHEAD = 8  # document tokens between those being multiplied and those being prefetched
-PART = 32  # document tokens that are converted together
+PART = 32  # document tokens that are converted together, at most
 _INTERLEAVED = ((0, 4, 1, 5), (2, 6, 3, 7))  # lanes of 2 vectors; two rounds of it transpose 4 vectors
 _SIGN = -0x7F7F7F80  # 0x80808080: makes 4 signed bytes unsigned, adding 128 to each
 _STORED = {"float16": ("half", 2), "int8": ("i8", 1)}  # kinds of numbers that are converted, and their bytes
@@ -266,10 +266,14 @@ def _main(plan: Plan) -> Function:
             f.best_token.vectors(lanes)[blocks.i] = first
 
         # maxima over a part of the document, for two vectors of query tokens at a time
-        with x.range(0, count, PART) if plan.stored else nullcontext() as parts:
+        many = (
+            tokens > _VECTORS * lanes
+        )  # else a part is multiplied once, and the first cache holds a smaller one
+        part = x.where(many, PART, plan.rows) if plan.stored else count
+        with x.range(0, count, part) if plan.stored else nullcontext() as parts:
             row, rows = begin, count
             if parts is not None:
-                row, rows = begin + parts.i, x.minimum(count - parts.i, PART)
+                row, rows = begin + parts.i, x.minimum(count - parts.i, part)
                 kind, size = _STORED[plan.stored]
                 source = f.documents.at(row * f.words * size).cast(kind, 1)
                 x.call("convert", source, f.document_scales.at(row), f.converted, rows, f.words)

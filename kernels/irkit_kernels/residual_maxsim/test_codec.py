@@ -35,7 +35,7 @@ LACKING = {
     "vnni": set(),
     "no permutes": {"avx512vbmi"},
     "no vnni": {"avx512vbmi", "avx512vnni"},
-    "portable": {"avx512vbmi", "avx512vnni", "avx2"},
+    "portable": {"avx512vbmi", "avx512vnni", "avxvnni", "avx2"},
 }
 
 
