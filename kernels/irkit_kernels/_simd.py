@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ._jit import cpu_features
-from ._typed import Array, Value, vector
+from ._typed import Array, Function, Value, vector
 
 __all__ = [
     "converts_half",
@@ -44,9 +44,9 @@ def dot_bytes(total: Value, a: Value, b: Value, vnni: bool) -> Value:
     if "avxvnni" in cpu_features():  # the CPU has VNNI without AVX-512, or as well
         numbers, half, sums = [x.cast(total.kind) for x in (total, a, b)], lanes // 2, []
         for start in (0, half):
-            parts = [code.shuffle(x, None, range(start, start + half)) for x in numbers]
-            sums.append(code.call(_HALF_DOT, *parts, kind=vector(half, "i32")))
-        return code.shuffle(*sums, range(lanes))
+            words = [code.shuffle(x, None, range(start, start + half)) for x in numbers]
+            sums.append(code.call(_HALF_DOT, *words, kind=vector(half, "i32")))
+        return code.shuffle(sums[0], sums[1], range(lanes))
     # bytes 0 and 2 of each word, then bytes 1 and 3, as numbers of 16 bits
     halves = vector(2 * lanes, "i16")
     a, b = a.cast(halves), b.cast(halves)
@@ -119,41 +119,42 @@ def store_floats(array: Array, numbers: Value, rounds: bool) -> None:
         array.vectors(lanes)[0] = (rounded | nan).to("u16")
 
 
-def lanes_of(mask: Value) -> Value:
+def lanes_of(x: Function, mask: Value) -> Value:
     """Return the bits of a mask ``u16`` as 16 lanes ``i1``.
 
     Without AVX-512, LLVM would move the bits one by one, so here each lane is compared with its own bit.
     """
     if "avx512f" in cpu_features():
         return mask.cast(vector(_LANES, "i1"))
-    own = mask.code.constants("i32", [1 << lane for lane in range(_LANES)])
+    own = x.constants("i32", [1 << lane for lane in range(_LANES)])
     return (mask.to("i32").broadcast(_LANES) & own) == own
 
 
-def store_lanes(pairs: Iterable[tuple[Array, Value]], index: Value, mask: Value) -> None:
+def store_lanes(x: Function, pairs: Iterable[tuple[Array, Value]], index: Value, mask: Value) -> None:
     """Store the lanes of vectors that a mask holds side by side, from an index of their arrays on.
 
     Args:
+        x: The function.
         pairs: Arrays, each with 16 numbers of 4 bytes to be stored in it. 16 numbers may be overwritten.
         index: Where the first of these lanes goes, ``i64``.
         mask: A bit for each lane, ``u16``.
     """
-    code, features = mask.code, cpu_features()
+    features = cpu_features()
     if "avx512f" in features or "avx2" not in features:
-        lanes = lanes_of(mask)
+        lanes = lanes_of(x, mask)
         for array, values in pairs:
-            together = code.intrinsic("experimental.vector.compress", values.kind, values, lanes, values)
+            together = x.intrinsic("experimental.vector.compress", values.kind, values, lanes, values)
             array.vectors(_LANES)[index] = together
         return
     # AVX2 moves 8 lanes to the places that a table has for their bits
-    table, half = code.table("places", "u64", _PLACES), _LANES // 2
+    table, half = x.table("places", "u64", _PLACES), _LANES // 2
     eight, pairs = vector(half, "i32"), list(pairs)
     for start in (0, half):
         bits = (mask >> start) & 255
         lanes = table[bits.to("i64")].cast(vector(half, "u8")).to("i32")
         for array, values in pairs:
-            part = code.shuffle(values.cast(vector(_LANES, "i32")), None, range(start, start + half))
-            together = code.call("llvm.x86.avx2.permd", part, lanes, kind=eight)
+            part = x.shuffle(values.cast(vector(_LANES, "i32")), None, range(start, start + half))
+            together = x.call("llvm.x86.avx2.permd", part, lanes, kind=eight)
             array.cast("i32", array.align).vectors(half)[index] = together
         index = index + bits.count_ones().to("i64")
 

@@ -108,8 +108,8 @@ def test_lanes(cpu: str) -> None:
         with x.range(0, len(masks)) as loop:
             values, mask = source.at(loop.i * 16).vectors(16)[0], bits[loop.i]
             pairs = zip(targets, (values, values.cast("<16 x float>")), strict=True)
-            store_lanes(pairs, loop.i * 24 + 4, mask)
-            whole.at(loop.i * 16).vectors(16)[0] = x.masked_load(source.at(loop.i * 16), lanes_of(mask))
+            store_lanes(x, pairs, loop.i * 24 + 4, mask)
+            whole.at(loop.i * 16).vectors(16)[0] = x.masked_load(source.at(loop.i * 16), lanes_of(x, mask))
         runs(x, masks, numbers, first, second, loaded)
     held = (masks[:, None] >> np.arange(16) & 1).astype(bool)
     np.testing.assert_array_equal(loaded, np.where(held, numbers, 0))

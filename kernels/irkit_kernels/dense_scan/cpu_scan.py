@@ -215,7 +215,7 @@ def _keep() -> Function:
     bits = least.cast(_INTS)
     key = bits ^ (bits.shift_signed(31) & 0x7FFFFFFF)  # an integer of the same order
     rows = x.constants("u32", range(LANES)) + first.broadcast(LANES)
-    store_lanes(((q.rows, rows), (q.most, most), (q.least, key)), count, mask)
+    store_lanes(x, ((q.rows, rows), (q.most, most), (q.least, key)), count, mask)
     q.count = count + mask.count_ones().to("i64")
     with x.when(q.count + LANES > f.room):
         x.call("shrink", f, q)
@@ -247,7 +247,7 @@ def _shrink() -> Function:
         mask = q.most.vectors(LANES)[loop.i].compare("uge", threshold) & inside
         bits, arrays = mask.cast("u16"), (q.rows, q.most, least)
         parts = [array.vectors(LANES)[loop.i] for array in arrays]
-        store_lanes(zip(arrays, parts, strict=True), loop.number, bits)
+        store_lanes(x, zip(arrays, parts, strict=True), loop.number, bits)
         loop.number += bits.count_ones().to("i64")
     q.count = loop.number
     q.overflow = (loop.number * 2 > f.room).to("i64")  # shrinking again and again would take long

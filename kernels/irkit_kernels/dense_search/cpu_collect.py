@@ -68,7 +68,7 @@ def _push(extra: bool) -> Function:
     numbers = x.constants("u32", range(LANES)) + first.broadcast(LANES)
     values = [key_of(scores), numbers, *others]
     arrays = [f.keys, f.items, f.bases, f.sums]
-    store_lanes(zip(arrays, values, strict=False), count, mask)
+    store_lanes(x, zip(arrays, values, strict=False), count, mask)
     f.count = count + mask.count_ones().to("i64")
     return x
 
@@ -124,7 +124,7 @@ def _shrink(extra: bool, ties: bool = False) -> Function:
             better = (here > level).cast("u16")
             mask = better | same
             parts = [array.vectors(LANES)[loop.i] for array in arrays]
-            store_lanes(zip(arrays, parts, strict=True), loop.number, mask)
+            store_lanes(x, zip(arrays, parts, strict=True), loop.number, mask)
             loop.number += mask.count_ones().to("i64")
             loop.ties -= same.count_ones().to("i64")
         f.count = loop.number

@@ -80,7 +80,7 @@ def _scan_rows(plan: Plan) -> Function:
             total = _total(x, plan, *loop.sums[2 * half : 2 * half + 2])
             here = first_row + LANES * half
             members = (inside >> LANES * half).to("u16")
-            lanes = lanes_of(members)
+            lanes = lanes_of(x, members)
             numbers = (total + total - offset).to("float")
             words = x.masked_load(factors.at(here), lanes, align=4)
             factor = (words & 0xFFFF0000).cast(FLOATS)

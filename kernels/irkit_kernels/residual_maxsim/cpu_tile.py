@@ -196,7 +196,9 @@ class Writer(Function):
             for at, windows, before in parts:
                 if after:
                     windows = (before << 8 - after) | (windows >> after)
-                target.at(plane * width + at).vectors(64)[0] = _permuted(windows, table) if table else windows
+                target.at(plane * width + at).vectors(64)[0] = (
+                    self._permuted(windows, table) if table else windows
+                )
         if not table:
             self._look_up(target, width * 8 // nbits)
 
@@ -206,6 +208,12 @@ class Writer(Function):
         x = source.vectors(count)[at]
         before = source.vectors(count)[at - 1] if at else self.shuffle(x, 0, [count, *range(count - 1)])
         return self.shuffle(x, None, pad), self.shuffle(before, None, pad)
+
+    def _permuted(self, windows: Value, table: list[Value]) -> Value:
+        """Return the levels of 64 windows from registers: two look-ups of 128 levels each."""
+        low, high = (self.call(_PERMUTE, a, windows, b, kind=windows.kind) for a, b in (table[:2], table[2:]))
+        levels: Value = self.where(windows.compare("slt", 0), high, low)
+        return levels
 
     def _look_up(self, target: Array, count: int) -> None:
         """Replace ``count`` windows by their levels; up to 31 bytes after them are overwritten."""
@@ -240,13 +248,6 @@ class Writer(Function):
     @property
     def _permutes(self) -> bool:
         return self.plan.vnni and has_permutes()
-
-
-def _permuted(windows: Value, table: list[Value]) -> Value:
-    """Return the levels of 64 windows from registers: two look-ups of 128 levels each."""
-    call, kind = windows.code.call, windows.kind
-    low, high = (call(_PERMUTE, a, windows, b, kind=kind) for a, b in (table[:2], table[2:]))
-    return windows.code.where(windows.compare("slt", 0), high, low)
 
 
 def has_permutes() -> bool:
