@@ -265,11 +265,9 @@ def _main(plan: Plan) -> Function:
             f.best.vectors(lanes)[blocks.i] = x.constant(plan.floats, -math.inf)
             f.best_token.vectors(lanes)[blocks.i] = first
 
-        # maxima over a part of the document, for two vectors of query tokens at a time
-        many = (
-            tokens > _VECTORS * lanes
-        )  # else a part is multiplied once, and the first cache holds a smaller one
-        part = x.where(many, PART, plan.rows) if plan.stored else count
+        # maxima over a part of the document, for two vectors of query tokens at a time; a part that only two
+        # vectors are multiplied with is a tile, which the first cache holds
+        part = x.where(tokens > _VECTORS * lanes, PART, plan.rows) if plan.stored else count
         with x.range(0, count, part) if plan.stored else nullcontext() as parts:
             row, rows = begin, count
             if parts is not None:
