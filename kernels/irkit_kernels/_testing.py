@@ -26,14 +26,16 @@ import pytest
 import torch
 
 from ._aot import Compiled, compile_cubin
-from ._jit import Target
+from ._jit import Target, compiling_for, cpu_features
 
 __all__ = [
+    "BYTE_CODE",
     "DEVICE",
     "INTERPRETED",
     "OLD",
     "TRITON_DTYPES",
     "Launches",
+    "byte_code",
     "compiles",
     "guarded",
     "guarded_memory",
@@ -57,6 +59,24 @@ _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # dty
 OLD = Target(frozenset({"sse2", "ssse3"}), "x86-64-v2")  # before AVX and F16C
 needs_x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="compiles for a CPU of this kind")
 needs_no_gpu = pytest.mark.skipif(INTERPRETED, reason="says nothing about the interpreter")
+
+
+BYTE_CODE = {  # how bytes are multiplied and looked up, by the features that are left out
+    "vnni": set[str](),
+    "no permutes": {"avx512vbmi"},
+    "no vnni": {"avx512vbmi", "avx512vnni"},
+    "portable": {"avx512vbmi", "avx512vnni", "avxvnni", "avx2"},
+}
+
+
+@contextlib.contextmanager
+def byte_code(name: str) -> Iterator[str]:
+    """Compile as a way of `BYTE_CODE` says, or skip the test on a CPU without AVX512-VNNI that it needs."""
+    lacking = BYTE_CODE[name]
+    if "avx512vnni" not in lacking and not {"avx512vnni", "avx512bw"} <= cpu_features():
+        pytest.skip("this CPU lacks AVX512-VNNI")
+    with compiling_for(Target(cpu_features() - lacking)):
+        yield name
 
 
 def on_device(test: Callable[..., Any]) -> Callable[..., Any]:

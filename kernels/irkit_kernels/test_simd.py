@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import platform
-
 import numpy as np
 import pytest
 import torch
 
 from irkit_kernels._jit import Target, compiling_for, cpu_features
 from irkit_kernels._simd import dot_bytes, half_to_float, lanes_of, store_floats, store_lanes
+from irkit_kernels._testing import needs_x86
 from irkit_kernels._typed import Function, module
 from irkit_kernels.test_typed import runs
 
@@ -40,7 +39,7 @@ def test_dot_bytes(cpu: str) -> None:
     np.testing.assert_array_equal(totals, expected)
 
 
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="is code for x86")
+@needs_x86
 def test_dot_bytes_of_avx_vnni() -> None:
     """LLVM has the instruction for a CPU without AVX-512; it would end the process if it had not."""
     llvm = pytest.importorskip("llvmlite.binding")
@@ -96,7 +95,7 @@ def test_store_floats(cpu: str) -> None:
 
 @pytest.mark.parametrize("cpu", CPUS)
 def test_lanes(cpu: str) -> None:
-    """Of every mask, its lanes are stored side by side; what is not among 16 numbers stays as it is."""
+    """The lanes of every mask are stored side by side. Numbers beside these 16 stay as they are."""
     masks = np.arange(1 << 16, dtype=np.uint16)
     numbers = np.random.default_rng(0).integers(0, 1 << 30, (len(masks), 16), dtype=np.uint32)
     first, second = (np.full((len(masks), 24), -7, np.float32).view(kind) for kind in (np.uint32, np.float32))

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from irkit_kernels._jit import Target, compiling_for, cpu_features
+from irkit_kernels._testing import BYTE_CODE, byte_code
 from irkit_kernels.residual_maxsim import (
     Tokens,
     assign,
     collect,
-    cpu_kernel,
     decode,
     encode,
     exact_maxsim,
@@ -39,20 +39,10 @@ PLANS = (
 seeds = st.integers(0, 2**31)
 
 
-LACKING = {
-    "vnni": set(),
-    "no permutes": {"avx512vbmi"},
-    "no vnni": {"avx512vbmi", "avx512vnni"},
-    "portable": {"avx512vbmi", "avx512vnni", "avxvnni", "avx2"},
-}
-
-
-@pytest.fixture(params=[*LACKING], scope="module", autouse=True)
+@pytest.fixture(params=[*BYTE_CODE], scope="module", autouse=True)
 def path(request: pytest.FixtureRequest) -> Iterator[str]:
-    if request.param in ("vnni", "no permutes") and not cpu_kernel.has_vnni():
-        pytest.skip("this CPU lacks AVX512-VNNI")
-    with compiling_for(Target(cpu_features() - LACKING[request.param])):
-        yield request.param
+    with byte_code(request.param) as name:
+        yield name
 
 
 class Corpus(NamedTuple):
